@@ -1,0 +1,32 @@
+# Two commands on a fresh machine: `make demo` trains a small model, `make test` runs the default suite.
+# Needs Python >= 3.11, make and the package registry; everything lands in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.PHONY: demo test check format clean
+
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "alltokens needs Python >= 3.11, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/alltokens train quickstart --run-dir runs/quickstart --overwrite
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,27 @@
+"""What a user did that cannot work. Every message says what came, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """An error that the user can mend; the command line prints its message alone and exits with code 2."""
+
+
+class UnsupportedModel(UserError):
+    """A model that a follower or a mixer cannot work with; the message lists those it can."""
+
+
+class TrainingFailed(RuntimeError):
+    """A run that had to stop (loss not finite, out of memory); the command line prints the message and exits with 1."""
+
+
+def unknown(kind: str, came: object, allowed: Iterable[str], hint: str = "") -> UserError:
+    """The error for a name that is not among the allowed ones, with the nearest match."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(str(came), names, n=1, cutoff=0.5)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    shown = ", ".join(names[:40]) + (f", ... ({len(names)} in all)" if len(names) > 40 else "")
+    return UserError(f"unknown {kind} {came!r}.{guess} Allowed: {shown}.{' ' + hint if hint else ''}")
