@@ -1,0 +1,111 @@
+"""What a run's settings must fulfil together, before anything is loaded: each breach its own message."""
+
+from __future__ import annotations
+
+from alltokens.engine.config import RunConfig
+from alltokens.errors import UserError, unknown
+
+
+def check(config: RunConfig) -> None:
+    """Raise a UserError for the first setting that cannot work."""
+    _ranges(config)
+    _model(config)
+    _optimizer(config)
+
+
+def _ranges(config: RunConfig) -> None:
+    train, data, augment, mixer = config.train, config.data, config.augment, config.supervision.mixer
+    at_least_one = {
+        "train.epochs": train.epochs,
+        "train.batch_size": train.batch_size,
+        "train.accumulate": train.accumulate,
+        "data.image_size": data.image_size,
+        "data.max_pixels": data.max_pixels,
+        "data.train_pictures": data.train_pictures,
+        "data.val_pictures": data.val_pictures,
+        "data.cache_size": data.cache_size,
+        "augment.repeats": augment.repeats,
+        "augment.erase_count": augment.erase_count,
+        "evaluation.every_epochs": config.evaluation.every_epochs,
+        "evaluation.batch_size": config.evaluation.batch_size,
+        "checkpoint.every_epochs": config.checkpoint.every_epochs,
+        "checkpoint.keep_every": config.checkpoint.keep_every,
+        "log.every_steps": config.log.every_steps,
+        "supervision.mixer.patch_size": mixer.patch_size,
+    }
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
+    probabilities = {
+        "augment.horizontal_flip": augment.horizontal_flip,
+        "augment.vertical_flip": augment.vertical_flip,
+        "augment.erase_probability": augment.erase_probability,
+        "supervision.mixer.probability": mixer.probability,
+        "supervision.mixer.switch_probability": mixer.switch_probability,
+    }
+    for name, value in probabilities.items():
+        if not 0 <= value <= 1:
+            raise UserError(f"{name} is a probability: it must lie in [0, 1], got {value}")
+    below_one = {
+        "supervision.smoothing": config.supervision.smoothing,
+        "model.drop_path": config.model.drop_path,
+        "train.ema_decay": train.ema_decay or 0.0,
+    }
+    for name, value in below_one.items():
+        if not 0 <= value < 1:
+            raise UserError(f"{name} must lie in [0, 1), got {value}")
+    positive = {
+        "optimizer.lr": config.optimizer.lr,
+        "supervision.mixer.alpha": mixer.alpha,
+        "supervision.mixer.mixup_alpha": mixer.mixup_alpha,
+        "optimizer.clip_norm": config.optimizer.clip_norm,
+        "optimizer.lr_per": config.optimizer.lr_per,
+        "checkpoint.every_minutes": config.checkpoint.every_minutes,
+        "optimizer.layer_decay": config.optimizer.layer_decay,
+        "augment.crop_fraction": augment.crop_fraction,
+    }
+    for name, value in positive.items():
+        if value is not None and not value > 0:
+            raise UserError(f"{name} must be above 0, got {value}")
+    not_negative = {
+        "schedule.warmup_epochs": config.schedule.warmup_epochs,
+        "schedule.warmup_lr": config.schedule.warmup_lr,
+        "schedule.min_lr": config.schedule.min_lr,
+        "schedule.cooldown_epochs": config.schedule.cooldown_epochs,
+        "optimizer.weight_decay": config.optimizer.weight_decay,
+        "data.workers": data.workers or 0,
+        "augment.color_jitter": augment.color_jitter,
+    }
+    for name, value in not_negative.items():
+        if value < 0:
+            raise UserError(f"{name} must not be negative, got {value}")
+    for name, (low, high) in {"augment.scale": augment.scale, "augment.ratio": augment.ratio}.items():
+        if not 0 < low <= high:
+            raise UserError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
+    if config.schedule.warmup_epochs >= train.epochs + config.schedule.cooldown_epochs:
+        raise UserError(
+            f"schedule.warmup_epochs ({config.schedule.warmup_epochs}) must be fewer than train.epochs ({train.epochs})"
+        )
+    if mixer.name in ("cutmix", "mixup+cutmix", "random", "block") and mixer.patch_size:
+        if data.image_size % mixer.patch_size:
+            raise UserError(
+                f"data.image_size {data.image_size} does not divide into patches of "
+                f"supervision.mixer.patch_size {mixer.patch_size}"
+            )
+
+
+def _model(config: RunConfig) -> None:
+    import timm
+
+    if config.model.name.startswith("local-dir:"):
+        return
+    architecture = config.model.name.split(".", 1)[0]
+    if not timm.is_model(architecture):
+        raise unknown("model", config.model.name, timm.list_models(), hint="`alltokens models PATTERN` lists them.")
+
+
+def _optimizer(config: RunConfig) -> None:
+    from timm.optim import list_optimizers
+
+    if config.optimizer.name.lower() not in list_optimizers():
+        raise unknown("optimizer", config.optimizer.name, list_optimizers())
