@@ -18,6 +18,14 @@ class TrainingFailed(RuntimeError):
     """A run that had to stop (loss not finite, out of memory); the command line prints the message and exits with 1."""
 
 
+class TrainingStopped(Exception):
+    """A run that was asked to stop by a signal, after it saved its state; the command line exits with 128 + signal."""
+
+    def __init__(self, signal: int, run_dir: object) -> None:
+        super().__init__(f"stopped by signal {signal}; go on with: alltokens train --resume {run_dir}")
+        self.signal = signal
+
+
 def unknown(kind: str, came: object, allowed: Iterable[str], hint: str = "") -> UserError:
     """The error for a name that is not among the allowed ones, with the nearest match."""
     names = sorted(allowed)

@@ -155,10 +155,12 @@ def _draw_box(
     side = np.sqrt(_beta(rng, alpha, count))  # the box's side over the picture's, the same for both axes
     box = np.empty((count, 4), dtype=np.int64)
     for axis in (0, 1):
-        half = (grid[axis] * side).astype(np.int64) // 2
-        centre = rng.integers(grid[axis], size=count)
-        box[:, 2 * axis] = np.clip(centre - half, 0, grid[axis]) * patch[axis]
-        box[:, 2 * axis + 1] = np.clip(centre + half, 0, grid[axis]) * patch[axis]
+        length = np.rint(grid[axis] * side).astype(np.int64)
+        # The published programs cut twice half the side rounded down: never an odd length, and on a grid of 14 patches
+        # a noticeably smaller share than was drawn (FACTS 3.2). Here every length can come.
+        low = rng.integers(grid[axis], size=count) - length // 2
+        box[:, 2 * axis] = np.clip(low, 0, grid[axis]) * patch[axis]
+        box[:, 2 * axis + 1] = np.clip(low + length, 0, grid[axis]) * patch[axis]
     return MixPlan.from_box(flipped_partner(batch), torch.from_numpy(box), size, place)
 
 

@@ -152,13 +152,13 @@ class ScheduleConfig:
     kind: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_epochs: float = 5.0
     warmup_lr: float = 1e-6
-    """The rate at the very first step; scaled with lr."""
+    """The rate at the very first step; never scaled."""
     min_lr: float = 1e-5
-    """The rate at the end; scaled with lr."""
+    """The rate at the end; never scaled."""
     cooldown_epochs: float = 0.0
     """Further epochs at min_lr, after train.epochs."""
     official_deit_offset: bool = False
-    """As DeiT's program: the rate of an epoch is that of the epoch before, constant within the epoch."""
+    """As DeiT's program: a rate per epoch, and one epoch late (the first two are at warmup_lr)."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class TrainConfig:
     accumulate: int = 1
     """Split an update into so many passes, to save memory."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    compile: bool = False
-    """torch.compile the whole step."""
+    compile: Literal["off", "on", "reduce-overhead", "max-autotune", "aot_eager"] = "off"
+    """torch.compile the whole step: on, or one of torch's modes (aot_eager traces without generating code)."""
     channels_last: bool = False
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass, to save memory."""
@@ -181,7 +181,7 @@ class TrainConfig:
     ema_warmup: bool = True
     """Let the average forget its start: decay min(ema_decay, (1 + t) / (10 + t)) at update t."""
     seed: int = 0
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 @dataclass(frozen=True)

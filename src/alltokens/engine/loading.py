@@ -128,8 +128,9 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
     if origin is Literal:
         if value in arguments and type(value) in {type(option) for option in arguments}:
             return value
-        if value is False and "off" in arguments:  # YAML reads a bare off as false
-            return "off"
+        spoken = {True: "on", False: "off"}.get(value) if isinstance(value, bool) else None
+        if spoken in arguments:  # YAML 1.1 reads a bare on or off as a truth value
+            return spoken
         raise unknown(f"value of {place}:", value, map(str, arguments))
     if origin is tuple:
         if not isinstance(value, list | tuple):

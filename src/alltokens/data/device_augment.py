@@ -1,0 +1,171 @@
+"""The training augmentation for whole batches on an accelerator: for small data sets kept there, decoded.
+
+Shapes: B batch, S and R height and width of the stored pictures, H and W the network's input, L colour layers,
+E erased boxes at most.
+
+What is drawn is drawn as for single pictures (augment.draw), on the CPU, and goes over in one transfer; nothing
+comes back, so the host never waits. Each pixel is then sampled once, by one matrix from the output to the stored picture.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from alltokens.core import geometry
+from alltokens.data.augment import NUMBER, Drawn, draw, numpy_generator
+from alltokens.data.color import recolor_batch
+from alltokens.data.transforms import TrainTransform
+from alltokens.errors import UserError
+
+
+class Parameters(NamedTuple):
+    """One batch's draws on the device of the pictures."""
+
+    matrix: Tensor  # (B, 2, 3): from the output to the stored picture
+    within: Tensor  # (B, 2, 3): from the output to the crop; outside of it the fill is shown
+    operations: Tensor  # (B, L)
+    arguments: Tensor  # (B, L)
+    erased: Tensor  # (B, E, 4): top, bottom, left, right
+
+
+class DeviceAugment:
+    """`TrainTransform` for a batch of stored pictures, with the same odds and the same results but for resampling.
+
+    Pictures may be stored squashed: with their original sizes given, crops keep their proportions in the original.
+    Differences to the picture form: with interpolation "random" the whole batch is bilinear or bicubic; where a stored
+    picture has more pixels than the network's input, each output pixel is the mean of n x n samples (n the rounded ratio of
+    the sides), instead of PIL's antialiasing by the crop's own size.
+
+    `backend` compiles the pixel work ("inductor" on a GPU); None runs it as it is.
+    """
+
+    def __init__(self, transform: TrainTransform, backend: str | None = None) -> None:
+        self.transform = transform
+        self._apply = augment_batch
+        if backend is not None:
+            self._apply = torch.compile(augment_batch, backend=backend, fullgraph=True)
+
+    def __call__(
+        self, pictures: Tensor, sizes: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, 3, S, R) uint8 and (B, 2) original height and width -> (B, 3, H, W) float32, (B, 2, 3) float32."""
+        if pictures.ndim != 4 or pictures.shape[1] != 3 or pictures.dtype != torch.uint8:
+            raise UserError(f"pictures must be (B, 3, H, W) uint8, got {tuple(pictures.shape)} of {pictures.dtype}")
+        batch, stored = len(pictures), pictures.shape[2:]
+        if sizes is None:
+            sizes = torch.tensor(stored).expand(batch, 2)
+        if tuple(sizes.shape) != (batch, 2):
+            raise UserError(f"sizes must be ({batch}, 2), height and width of each picture, got {tuple(sizes.shape)}")
+        if sizes.device.type != "cpu":
+            raise UserError("sizes must be on the CPU, where crops are drawn: reading them from a device would wait")
+        heights, widths = sizes.numpy().astype(np.int64).T
+        rng = numpy_generator(generator)
+        augmentation = self.transform.augmentation
+        drawn = draw(augmentation, heights, widths, rng)
+        noise = None
+        if augmentation.erase_probability > 0 and augmentation.erase_mode == "pixel":
+            seeded = torch.Generator(pictures.device).manual_seed(int(rng.integers(2**63)))
+            noise = torch.randn(batch, 3, *self.transform.size, device=pictures.device, generator=seeded)
+        parameters = _parameters(drawn, heights, widths, pictures.device)
+        images = self._apply(
+            pictures,
+            parameters,
+            _equalized_rows(drawn, pictures.device),
+            noise,
+            self.transform.size,
+            "bicubic" if drawn.bicubic[0] else "bilinear",
+            augmentation.erase_probability > 0,
+            self.transform.fill,
+            self.transform.mean,
+            self.transform.std,
+        )
+        return images, parameters.matrix
+
+
+def augment_batch(
+    pictures: Tensor,
+    parameters: Parameters,
+    equalized: tuple[Tensor, ...],
+    noise: Tensor | None,
+    size: tuple[int, int],
+    interpolation: str,
+    erase: bool,
+    fill: tuple[int, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Tensor:
+    """(B, 3, S, R) uint8 -> (B, 3, H, W) float32, normalised. Tensors only: can be compiled whole."""
+
+    def color(values: tuple[float, ...]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=pictures.device)[:, None, None]
+
+    images = sample(pictures, parameters.matrix, size, interpolation)
+    inside = (geometry.apply(parameters.within, geometry.pixel_centres(size, pictures.device)) - 0.5).abs() <= 0.5
+    inside = inside.all(dim=-1).unflatten(1, size)[:, None]  # (B, 1, H, W)
+    images = torch.where(inside, images, color(fill))
+    if parameters.operations.shape[1] > 0:
+        images = images.round().to(torch.uint8)
+        for layer, rows in enumerate(equalized):
+            images = recolor_batch(images, parameters.operations[:, layer], parameters.arguments[:, layer], rows)
+    images = (images - 255 * color(mean)) / (255 * color(std))
+    if erase:
+        rows = torch.arange(size[0], device=pictures.device)
+        columns = torch.arange(size[1], device=pictures.device)
+        top, bottom, left, right = parameters.erased.unsqueeze(-2).unbind(-1)  # (B, E, 1) each
+        hit = ((rows >= top) & (rows < bottom))[..., None] & ((columns >= left) & (columns < right))[:, :, None]
+        images = torch.where(hit.any(dim=1)[:, None], 0.0 if noise is None else noise, images)
+    return images
+
+
+def sample(pictures: Tensor, matrix: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
+    """(B, 3, S, R) uint8, (B, 2, 3) -> (B, 3, H, W) float32 levels; beyond the edge the edge goes on."""
+    per_side = max(1, round(max(pictures.shape[2] / size[0], pictures.shape[3] / size[1])))
+    grid = geometry.grid_for(matrix, (size[0] * per_side, size[1] * per_side))
+    images = F.grid_sample(pictures.float(), grid, interpolation, "border", align_corners=False)
+    if per_side > 1:
+        images = F.avg_pool2d(images, per_side)
+    return images.clamp(0, 255)  # bicubic overshoots
+
+
+def _parameters(drawn: Drawn, heights: np.ndarray, widths: np.ndarray, device: torch.device) -> Parameters:
+    """The draws, packed into one float32 tensor for one transfer. All whole numbers are small: they stay exact."""
+    left, top, width, height = drawn.box.T
+    box = geometry.crop(*(torch.from_numpy(side) for side in (left / widths, top / heights, width / widths, height / heights)))
+    across, down = torch.from_numpy(drawn.flips).unbind(1)
+    within = geometry.flip(across, down).double()
+    if drawn.moves is not None:
+        within = geometry.compose(within, drawn.moves)
+    batch, layers = drawn.operations.shape
+    parts = (
+        geometry.compose(box, within),
+        within,
+        torch.from_numpy(drawn.operations),
+        torch.from_numpy(drawn.arguments),
+        torch.from_numpy(drawn.erased),
+    )
+    packed = torch.cat([part.flatten(1).float() for part in parts], dim=1)
+    packed = _to_device(packed, device)
+    matrix, within, operations, arguments, erased = packed.split([6, 6, layers, layers, 4 * drawn.erased.shape[1]], dim=1)
+    return Parameters(matrix.view(-1, 2, 3), within.view(-1, 2, 3), operations, arguments, erased.reshape(batch, -1, 4))
+
+
+def _equalized_rows(drawn: Drawn, device: torch.device) -> tuple[Tensor, ...]:
+    """For each layer the rows to equalize, filled up with B to a multiple of 16: few lengths, few compilations."""
+    batch = len(drawn.operations)
+    found = []
+    for layer in drawn.operations.T:
+        rows = np.flatnonzero(layer == NUMBER["Equalize"])
+        padded = np.full(16 * max(1, -(-len(rows) // 16)), batch)
+        padded[: len(rows)] = rows
+        found.append(_to_device(torch.from_numpy(padded), device))
+    return tuple(found)
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Without waiting: a copy to an accelerator goes on only from memory that stays in place."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,0 +1,160 @@
+"""Pictures in tar files: class folders inside tars, one tar per class, or WebDataset shards.
+
+Shapes: N pictures.
+
+The tars are scanned once, header by header; from then on a picture is a place in a file. A read opens the file, so
+nothing is shared between forked workers. Compressed tars cannot be read in any order and are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from alltokens.data.picture_source import PackedStrings, PictureSource, from_folders, sorted_classes
+from alltokens.data.pictures import EXTENSIONS, is_picture_name
+from alltokens.errors import UserError
+
+CLASS_NAMES_FILE = "classnames.txt"  # beside the shards, one name per line, as published WebDataset collections have it
+
+
+class Member(NamedTuple):
+    """A file inside a tar: its path there, its place in the tar, and its text if it may be a label."""
+
+    path: str
+    offset: int
+    size: int
+    text: str | None
+
+
+@dataclass(frozen=True)
+class TarMembers:
+    """Reads a picture at its place in its tar."""
+
+    tars: tuple[str, ...]
+    tar: np.ndarray  # (N,) which of the tars
+    offset: np.ndarray  # (N,) in bytes
+    size: np.ndarray  # (N,) in bytes
+
+    def __call__(self, index: int) -> bytes:
+        with Path(self.tars[self.tar[index]]).open("rb", buffering=0) as file:
+            file.seek(int(self.offset[index]))
+            return file.read(int(self.size[index]))
+
+
+def open_tars(
+    root: Path, tars: Sequence[Path], known: Sequence[str] | None = None, labelled: bool = True
+) -> PictureSource:
+    """The pictures in `tars`, which lie in the folder `root` or are `root`; WebDataset shards if there are labels."""
+    keys: list[str] = []
+    places: list[tuple[int, int, int]] = []
+    texts: dict[str, str] = {}  # key without extension -> content of its .cls, or else its .json
+    for number, tar in enumerate(tars):
+        prefix = "" if tar == root else f"{tar.stem}/"
+        for member in _members(tar):
+            key = prefix + member.path
+            if member.text is None:
+                keys.append(key)
+                places.append((number, member.offset, member.size))
+            else:
+                stem, _, kind = key.rpartition(".")
+                texts[stem] = member.text if kind == "cls" else texts.get(stem, member.text)
+    place = np.array(places, dtype=np.int64).reshape(-1, 3)
+    in_shards = any(_stem(key) in texts for key in keys)
+    if in_shards and labelled:
+        # "x.seg.png" beside "x.jpg" and "x.cls" belongs to x; it is not the picture.
+        main = [i for i, key in enumerate(keys) if _stem(key) in texts or _first_stem(key) not in texts]
+        keys, place = [keys[i] for i in main], place[main]
+    read = TarMembers(tuple(map(str, tars)), place[:, 0], place[:, 1], place[:, 2])
+    location = str(root)
+    if not (in_shards and labelled):
+        return from_folders(
+            location, keys, [key.rpartition("/")[0] for key in keys], read, known=known, labelled=labelled
+        )
+    raw = [_label(location, key, texts.get(_stem(key))) for key in keys]
+    names_file = (root if root.is_dir() else root.parent) / CLASS_NAMES_FILE
+    names = names_file.read_text(encoding="utf-8").splitlines() if names_file.is_file() else None
+    class_names, labels = _numbered(location, keys, raw, names)
+    return PictureSource(location, class_names, labels, PackedStrings(keys), read)
+
+
+def _members(path: Path) -> Iterator[Member]:
+    try:
+        with tarfile.open(path, "r:") as tar:
+            yield from _walk(tar, 0, "")
+    except (tarfile.TarError, EOFError) as error:
+        raise UserError(f"{path} is not a whole, uncompressed tar: {error}") from error
+
+
+def _walk(tar: tarfile.TarFile, start: int, prefix: str) -> Iterator[Member]:
+    """The pictures and labels of a tar that begins at byte `start` of its file; a tar inside is a folder."""
+    while (info := tar.next()) is not None:
+        tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue] (a million headers would stay in memory)
+        path = prefix + info.name.removeprefix("./")
+        suffix = path.rpartition(".")[2].lower()
+        if not info.isreg() or info.issparse():
+            continue
+        if is_picture_name(path):
+            yield Member(path, start + info.offset_data, info.size, None)
+        elif suffix in ("cls", "json"):
+            yield Member(path, 0, 0, _extracted(tar, info).read().decode("utf-8", "replace"))
+        elif suffix == "tar":
+            with tarfile.open(fileobj=_extracted(tar, info), mode="r:") as inner:
+                yield from _walk(inner, start + info.offset_data, f"{path[:-4]}/")
+
+
+def _extracted(tar: tarfile.TarFile, info: tarfile.TarInfo) -> tarfile.ExFileObject:
+    file = tar.extractfile(info)
+    assert isinstance(file, tarfile.ExFileObject), "a regular member has content"
+    return file
+
+
+def _stem(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _first_stem(key: str) -> str:
+    folder, slash, name = key.rpartition("/")
+    return folder + slash + name.partition(".")[0]
+
+
+def _label(location: str, key: str, text: str | None) -> int | str:
+    """The content of a .cls or .json member -> a number or a class name."""
+    if text is None:
+        raise UserError(f"{location}: {key} has no label; expected {_stem(key)}.cls or {_stem(key)}.json beside it")
+    value: object = text.strip()
+    if text.lstrip().startswith("{"):
+        try:
+            value = json.loads(text).get("label")
+        except json.JSONDecodeError as error:
+            raise UserError(f"{location}: {_stem(key)}.json is not valid JSON ({error})") from error
+    if isinstance(value, str) and value.lstrip("-").isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise UserError(
+            f'{location}: the label of {key} is {text[:60]!r}; expected a number, a name or {{"label": ..}}'
+        )
+    return value
+
+
+def _numbered(
+    location: str, keys: Sequence[str], raw: Sequence[int | str], names: Sequence[str] | None
+) -> tuple[tuple[str, ...], np.ndarray]:
+    if not raw:
+        raise UserError(f"no pictures in {location}; looked for {', '.join(EXTENSIONS)}")
+    if all(isinstance(value, int) for value in raw):
+        labels = np.array(raw, dtype=np.int64)
+        return tuple(names or map(str, range(int(labels.max()) + 1))), labels
+    spelled = list(map(str, raw))
+    class_names = tuple(names or sorted_classes(spelled))
+    index = {name: label for label, name in enumerate(class_names)}
+    for key, value in zip(keys, spelled, strict=True):
+        if value not in index:
+            raise UserError(f"{location}: the class {value!r} of {key} is not in {CLASS_NAMES_FILE}")
+    return class_names, np.array([index[value] for value in spelled], dtype=np.int64)

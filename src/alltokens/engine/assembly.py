@@ -1,0 +1,123 @@
+"""From settings to objects: the network, the training step, the optimizer's target, the transforms.
+
+What a recipe says is turned into plain library calls here and nowhere else; library use needs none of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+from torch import nn
+
+from alltokens.data.transforms import EvalTransform, TrainTransform
+from alltokens.engine.config import AugmentConfig, DataConfig, ModelConfig, RunConfig
+from alltokens.errors import UserError
+from alltokens.supervision.mixer import Mixer
+from alltokens.supervision.step import Supervision
+
+
+def model_arguments(config: ModelConfig, image_size: int) -> dict[str, Any]:
+    """What timm.create_model gets besides the name and the number of classes."""
+    arguments = dict(config.options)
+    if arguments.get("img_size", image_size) not in (image_size, (image_size, image_size), [image_size, image_size]):
+        raise UserError(f"model.options.img_size is {arguments['img_size']}, data.image_size is {image_size}; state one")
+    described = timm.models.get_pretrained_cfg(config.name.removeprefix("local-dir:"), allow_unregistered=True)
+    if described is not None and described.fixed_input_size:
+        arguments["img_size"] = image_size
+    if config.drop_path:
+        arguments["drop_path_rate"] = config.drop_path
+    return arguments
+
+
+def build_net(config: ModelConfig, image_size: int, num_classes: int) -> nn.Module:
+    """The network of a recipe, its positions made for the recipe's picture size."""
+    arguments = model_arguments(config, image_size)
+    try:
+        net = timm.create_model(config.name, pretrained=config.pretrained, num_classes=num_classes, **arguments)
+    except TypeError as error:
+        raise UserError(f"the model {config.name!r} does not take these model.options: {error}") from None
+    except (AssertionError, ValueError) as error:
+        reason = str(error) or type(error).__name__
+        raise UserError(f"the model {config.name!r} cannot be built with {arguments or 'its defaults'}: {reason}") from None
+    patch = patch_size(net)
+    if patch and (image_size % patch[0] or image_size % patch[1]):
+        low = image_size // patch[0] * patch[0]
+        raise UserError(
+            f"data.image_size {image_size} is not a multiple of the model's patch, {patch[0]}; "
+            f"the nearest that are: {low} and {low + patch[0]}"
+        )
+    return net
+
+
+def patch_size(net: nn.Module) -> tuple[int, int] | None:
+    """The side of a patch in pixels, for models that cut pictures into patches."""
+    size = getattr(getattr(net, "patch_embed", None), "patch_size", None)
+    if size is None:
+        return None
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def build_step(net: nn.Module, config: RunConfig, num_classes: int) -> Supervision:
+    chosen = config.supervision
+    mixer = chosen.mixer
+    patch = mixer.patch_size
+    if patch is None and mixer.name in ("random", "block"):
+        patch = (patch_size(net) or (16, 16))[0]
+    return Supervision(
+        net,
+        source=chosen.source,
+        mixer=Mixer(
+            mixer.name,
+            alpha=mixer.alpha,
+            mixup_alpha=mixer.mixup_alpha,
+            patch_size=patch,
+            probability=mixer.probability,
+            switch_probability=mixer.switch_probability,
+            per_sample=mixer.per_sample,
+        ),
+        follower=chosen.follower,
+        smoothing=chosen.smoothing,
+        num_classes=num_classes,
+    )
+
+
+def build_train_transform(augment: AugmentConfig, data: DataConfig) -> TrainTransform:
+    return TrainTransform(
+        data.image_size,
+        scale=augment.scale,
+        ratio=augment.ratio,
+        interpolation=augment.interpolation,
+        horizontal_flip=augment.horizontal_flip,
+        vertical_flip=augment.vertical_flip,
+        rand_augment=augment.rand_augment,
+        color_jitter=augment.color_jitter,
+        erase_probability=augment.erase_probability,
+        erase_mode=augment.erase_mode,
+        erase_count=augment.erase_count,
+        mean=augment.mean,
+        std=augment.std,
+    )
+
+
+def build_eval_transform(augment: AugmentConfig, data: DataConfig) -> EvalTransform:
+    return EvalTransform(
+        data.image_size,
+        crop_fraction=augment.crop_fraction,
+        mode=augment.evaluation,
+        mean=augment.mean,
+        std=augment.std,
+    )
+
+
+def preprocessing(config: RunConfig) -> dict[str, Any]:
+    """What timm needs to know to feed the model as it was evaluated here."""
+    size = config.data.image_size
+    return {
+        "input_size": [3, size, size],
+        "crop_pct": config.augment.crop_fraction,
+        "crop_mode": config.augment.evaluation,
+        "interpolation": "bicubic",
+        "mean": list(config.augment.mean),
+        "std": list(config.augment.std),
+    }

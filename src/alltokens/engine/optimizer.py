@@ -1,0 +1,39 @@
+"""The optimizer: timm's factory, with timm's rule of what decays, and layer-wise rates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2
+from torch import nn
+
+from alltokens.engine.config import OptimizerConfig
+from alltokens.errors import UserError
+
+
+def build_optimizer(net: nn.Module, config: OptimizerConfig, peak: float) -> torch.optim.Optimizer:
+    if config.layer_decay is not None and not hasattr(net, "group_matcher"):
+        raise UserError(f"optimizer.layer_decay needs a model that names its layers; {type(net).__name__} does not")
+    further: dict[str, Any] = {}
+    if config.betas is not None:
+        further["betas"] = config.betas
+    if config.eps is not None:
+        further["eps"] = config.eps
+    try:
+        return create_optimizer_v2(
+            net,
+            opt=config.name.lower(),
+            lr=peak,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            layer_decay=config.layer_decay,
+            **further,
+        )
+    except TypeError as error:
+        raise UserError(f"the optimizer {config.name!r} does not take these settings: {error}") from None
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)  # lr_scale: timm's layer decay

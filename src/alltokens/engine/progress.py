@@ -1,0 +1,127 @@
+"""What a run shows while it goes on, and at its end: a live line on a terminal, plain lines everywhere else.
+
+Only the main process of a run shows anything; the others, and library use, pass `quiet=True`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TextIO
+
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def output_console(file: TextIO | None = None) -> Console:
+    """Where text for people goes. Colours and wrapping on a terminal only; a pipe gets whole lines."""
+    console = Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(file=console.file, width=1_000, no_color=True, emoji=False)
+
+
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = (), console: Console | None = None
+) -> None:
+    """Print aligned columns; those in `numbers` to the right."""
+    console = console or output_console()
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers), header_style="bold")
+    for column, header in enumerate(headers):
+        grid.add_column(Text(header), justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    if console.is_terminal:
+        console.print(grid)
+        return
+    with console.capture() as captured:
+        console.print(grid)
+    for line in captured.get().splitlines():  # without the blanks that fill a column up
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def closing_table(pairs: Sequence[tuple[str, str]], *, console: Console | None = None) -> None:
+    """What a run came to, one line for each thing."""
+    table(("", ""), pairs, console=console)
+
+
+def duration(seconds: float) -> str:
+    """0:07, 12:34, 1:02:03, 2 d 03:04:05"""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+class Progress:
+    """How far a run is. `step` once per log interval, `line` for anything else worth a line of its own.
+
+    The time left is reckoned from the pace since `first_step`, evaluation and checkpoints included.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        epochs: float,
+        *,
+        first_step: int = 0,
+        quiet: bool = False,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_steps = total_steps
+        self.epochs = epochs
+        self.first_step = first_step
+        self._console = None if quiet else console or output_console()
+        self._clock = clock
+        self._started = clock()
+        self._live: bars.Progress | None = None
+
+    def __enter__(self) -> Progress:
+        self._started = self._clock()
+        if self._console is not None and self._console.is_terminal:
+            columns = (
+                bars.TextColumn("{task.fields[head]}", markup=False),
+                bars.BarColumn(bar_width=None),
+                bars.TextColumn("{task.fields[tail]}", markup=False),
+            )
+            self._live = bars.Progress(*columns, console=self._console, transient=True, expand=True)
+            self._live.add_task("", total=self.total_steps, completed=self.first_step, head="starting", tail="")
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def step(
+        self, step: int, *, epoch: float, loss: float, rate: float, lr: float, best: float | None = None
+    ) -> None:
+        """After update `step`: `loss` of the interval, `rate` in pictures a second, `best` top-1 so far in per cent."""
+        if self._console is None:
+            return
+        head = f"epoch {epoch:.1f}/{self.epochs:g}"
+        found = "" if best is None else f"  best {best:.2f} %"
+        left = self.seconds_left(step)
+        shown = "-" if left is None else duration(left)
+        tail = f"loss {loss:.4f}{found}  {rate:,.0f} pictures/s  {shown} left"
+        if self._live is not None:
+            self._live.update(self._live.task_ids[0], completed=step, head=head, tail=tail)
+        else:
+            self.line(f"{head}  step {step}/{self.total_steps}  lr {lr:.2e}  {tail}")
+
+    def line(self, text: str) -> None:
+        """A line that stays, above the live one."""
+        if self._console is not None:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def seconds_left(self, step: int) -> float | None:
+        done = step - self.first_step
+        return (self._clock() - self._started) / done * (self.total_steps - step) if done > 0 else None

@@ -1,0 +1,234 @@
+"""Start a run, go on with one, or try one out without writing anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from alltokens.engine import checks
+from alltokens.engine.assembly import build_net, build_step
+from alltokens.engine.config import RunConfig
+from alltokens.engine.feeding import Feed, open_feed
+from alltokens.engine.loading import flatten, to_mapping, to_yaml
+from alltokens.engine.metrics import Scores
+from alltokens.engine.optimizer import build_optimizer
+from alltokens.engine.progress import Progress, closing_table
+from alltokens.engine.run_folder import RunFolder, load_config
+from alltokens.engine.runtime import Runtime, start_runtime
+from alltokens.engine.schedule import peak_rate, total_epochs
+from alltokens.engine.trainer import Trainer
+from alltokens.errors import TrainingFailed, UserError
+from alltokens.models.cost import gmacs, parameter_count
+from alltokens.models.weights import load_weights
+
+DRY_RUN_UPDATES = 3  # timed after a first one
+
+
+class RunResult(NamedTuple):
+    run_dir: Path
+    best_top1: float
+    best_epoch: int
+    scores: Scores | None  # of the last evaluation; None if the run was complete before
+    seconds: float  # spent training
+
+
+def train(
+    config: RunConfig,
+    *,
+    recipe: str = "run",
+    run_dir: Path | None = None,
+    weights_from: str | None = None,
+    command: Sequence[str] = (),
+    quiet: bool = False,
+) -> RunResult:
+    """Train a recipe from the start, in a new run folder (by default runs/<recipe>-<time>)."""
+    checks.check(config)
+    runtime = start_runtime(config.train, config.log.trackers, str(run_dir) if run_dir else None)
+    chosen = run_dir or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = RunFolder(Path(runtime.agree(str(chosen))))
+    feed = open_feed(config, runtime)
+    step, optimizer, generator = _prepare(config, runtime, feed, weights_from)
+    if runtime.is_main:
+        folder.create(config, recipe, command)
+    runtime.wait()
+    return _run(config, runtime, folder, feed, Trainer(config, runtime, folder, feed, step, optimizer, generator), quiet)
+
+
+def resume(
+    run_dir: Path, *, config: RunConfig | None = None, command: Sequence[str] = (), quiet: bool = False
+) -> RunResult:
+    """Go on exactly where a run stopped. `config`, if given, must say what the run's own says."""
+    own = load_config(run_dir)
+    if config is not None and config != own:
+        before, now = flatten(to_mapping(own)), flatten(to_mapping(config))
+        changed = [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in now if before.get(key) != now.get(key)]
+        raise UserError(
+            f"a resumed run keeps its settings, these differ: {'; '.join(changed)}. "
+            "To train on with others, start a new run with --weights-from"
+        )
+    runtime = start_runtime(own.train, own.log.trackers, str(run_dir))
+    folder = RunFolder(run_dir)
+    feed = open_feed(own, runtime)
+    step, optimizer, generator = _prepare(own, runtime, feed, weights_from=None)
+    if runtime.is_main:
+        folder.lock()
+    trainer = Trainer(own, runtime, folder, feed, step, optimizer, generator)
+    trainer.restore()
+    return _run(own, runtime, folder, feed, trainer, quiet)
+
+
+def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
+    """The resolved settings, one batch's shapes, the first loss, the estimated time. Nothing is written."""
+    checks.check(config)
+    runtime = start_runtime(config.train)
+    try:
+        feed = open_feed(config, runtime)
+        step, optimizer, generator = _prepare(config, runtime, feed, weights_from)
+        batches = feed.batches(epoch=0, start_batch=0)
+        step.train()
+        times, first_loss, lines = [], float("nan"), []
+        for index, batch in zip(range(DRY_RUN_UPDATES + 1), batches, strict=False):
+            start = time.perf_counter()
+            batch = batch.to(runtime.device)
+            loss, parts = step(batch, generator)
+            runtime.accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            value = float(loss.detach())
+            times.append(time.perf_counter() - start)
+            if index == 0:
+                first_loss = value
+                lines = [
+                    f"image    {tuple(batch.image.shape)} {batch.image.dtype}",
+                    f"label    {tuple(batch.label.shape)} {batch.label.dtype}",
+                    f"matrix   {tuple(batch.matrix.shape)} {batch.matrix.dtype}",
+                    f"logits   {tuple(parts.output.shape)} {parts.output.dtype}",
+                    f"targets  {tuple(parts.targets.shape)}, partner share {float(parts.share.float().mean()):.3f} on average",
+                ]
+        per_batch = sorted(times)[len(times) // 2] if len(times) < 3 else sorted(times[1:])[len(times[1:]) // 2]
+        epochs = total_epochs(config.train.epochs, config.schedule)
+        seconds = per_batch * config.train.accumulate * feed.updates_per_epoch * epochs
+        return "\n".join(
+            [
+                to_yaml(config),
+                *_introduction(config, runtime, feed, step),
+                "",
+                "one batch of this process:",
+                *(f"  {line}" for line in lines),
+                "",
+                f"first loss      {first_loss:.4f}",
+                f"estimated time  {_duration(seconds)} for {epochs:g} epochs of {feed.updates_per_epoch} updates "
+                f"(steps alone, without evaluation; {1000 * per_batch:.0f} ms a batch)",
+                "nothing was written",
+            ]
+        )
+    finally:
+        runtime.close()
+
+
+def _prepare(
+    config: RunConfig, runtime: Runtime, feed: Feed, weights_from: str | None
+) -> tuple[nn.Module, Any, torch.Generator]:
+    """Network, step and optimizer on their device, wrapped for the processes at hand; and this rank's generator."""
+    torch.manual_seed(config.train.seed)  # the fresh weights: the same in every process
+    net = build_net(config.model, config.data.image_size, feed.num_classes)
+    if weights_from is not None:
+        load_weights(net, weights_from)
+    if config.train.checkpoint_activations:
+        if not hasattr(net, "set_grad_checkpointing"):
+            raise UserError(f"train.checkpoint_activations: {config.model.name} cannot recompute activations")
+        net.set_grad_checkpointing(True)
+    if config.train.channels_last:
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = build_optimizer(net, config.optimizer, peak_rate(config.optimizer, config.train.batch_size))
+    step = build_step(net, config, feed.num_classes)
+    step, optimizer = runtime.accelerator.prepare(step, optimizer)
+    torch.manual_seed(config.train.seed + runtime.rank)  # stochastic depth differs between processes
+    return step, optimizer, torch.Generator().manual_seed(config.train.seed + runtime.rank)
+
+
+def _run(
+    config: RunConfig, runtime: Runtime, folder: RunFolder, feed: Feed, trainer: Trainer, quiet: bool
+) -> RunResult:
+    quiet = quiet or not runtime.is_main
+    if config.log.trackers:
+        runtime.accelerator.init_trackers("alltokens", config=flatten(to_mapping(config)))
+    done_before = trainer.position.epoch >= trainer.epochs
+    try:
+        with Progress(feed.updates_per_epoch * trainer.epochs, done=trainer.position.update, quiet=quiet) as progress:
+            for line in _introduction(config, runtime, feed, trainer.step):
+                progress.line(line)
+            progress.line(f"run folder  {folder.path}")
+            if trainer.position.update:
+                progress.line(f"going on after update {trainer.position.update}")
+            trainer.fit(progress)
+    except torch.OutOfMemoryError as error:
+        raise TrainingFailed(_out_of_memory(config, runtime)) from error
+    finally:
+        if runtime.is_main:
+            feed.write_skipped(folder.skipped_file)
+        if config.log.trackers:
+            runtime.accelerator.end_training()
+    at = trainer.position
+    if not quiet:
+        closing_table(_closing(config, folder, feed, trainer, done_before))
+    runtime.close()
+    return RunResult(folder.path, at.best_top1, at.best_epoch, trainer.last_scores, at.seconds)
+
+
+def _introduction(config: RunConfig, runtime: Runtime, feed: Feed, step: nn.Module) -> list[str]:
+    from alltokens.engine.runtime import unwrap
+
+    net = unwrap(step).net
+    size = config.data.image_size
+    cost = gmacs(net, size)  # type: ignore[arg-type]
+    processes = f" x {runtime.world} processes" if runtime.world > 1 else ""
+    return [
+        f"model       {config.model.name}, {parameter_count(net) / 1e6:.2f} M parameters, {cost:.2f} GMACs at {size} px",  # type: ignore[arg-type]
+        f"pictures    {feed.train_pictures} to train, {feed.val_pictures} to validate, {feed.num_classes} classes",
+        f"runs on     {runtime.device}{processes}, {config.train.precision}",
+    ]
+
+
+def _closing(config: RunConfig, folder: RunFolder, feed: Feed, trainer: Trainer, done_before: bool) -> list[tuple[str, str]]:
+    at = trainer.position
+    rows = [("best top-1", f"{at.best_top1:.2f} % (epoch {at.best_epoch})")]
+    if trainer.last_scores is not None:
+        last = trainer.last_scores
+        rows += [
+            ("last top-1", f"{last.top1:.2f} %"),
+            ("last top-5", f"{last.top5:.2f} %"),
+            ("last loss", f"{last.loss:.4f}"),
+        ]
+    if done_before:
+        rows.append(("note", "the run was complete already"))
+    if feed.skipped:
+        rows.append(("skipped", f"{len(feed.skipped)} unreadable pictures, listed in {folder.skipped_file}"))
+    pictures = at.update * config.train.batch_size
+    rows += [
+        ("training", f"{_duration(at.seconds)}, {pictures / max(at.seconds, 1e-9):,.0f} pictures/s"),
+        ("run folder", str(folder.path)),
+        ("weights", f"{folder.weights / 'best'} (timm: local-dir:{folder.weights / 'best'})"),
+        ("look again", f"alltokens evaluate {folder.path}"),
+    ]
+    return rows
+
+
+def _out_of_memory(config: RunConfig, runtime: Runtime) -> str:
+    micro = config.train.batch_size // (runtime.world * config.train.accumulate)
+    return (
+        f"out of memory with {micro} pictures of {config.data.image_size} px at a time on {runtime.device}. "
+        f"Three settings help: train.accumulate (now {config.train.accumulate}; twice that halves the pictures at a time "
+        f"and keeps the result), train.precision bf16 (now {config.train.precision}), train.checkpoint_activations "
+        f"(now {str(config.train.checkpoint_activations).lower()})"
+    )
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"

@@ -1,0 +1,174 @@
+"""Where a run runs: processes, device, precision, sharding. accelerate is built here and nowhere else.
+
+Started by plain python, torchrun, accelerate launch, or srun: the launcher says how many processes there are; the
+recipe says everything else, and an environment that says otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
+from torch import nn
+
+from alltokens.engine.config import TrainConfig
+from alltokens.errors import UserError
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+_PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    accelerator: Accelerator
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    @property
+    def rank(self) -> int:
+        return self.accelerator.process_index
+
+    @property
+    def world(self) -> int:
+        return self.accelerator.num_processes
+
+    @property
+    def is_main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    def wait(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+    def agree(self, value: Any) -> Any:
+        """The main process's value, in every process."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def any(self, flag: int) -> int:
+        """The largest of all processes' flags."""
+        if self.world == 1:
+            return flag
+        tensor = torch.tensor(flag, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor)
+
+    def everyone(self, value: Any) -> list[Any]:
+        """Every process's value, in every process."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def close(self) -> None:
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: str | None = None) -> Runtime:
+    """Join the other processes and set device, precision and sharding up. Once per run."""
+    _join_slurm(os.environ)
+    _refuse_contradictions(config, os.environ)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("train.device is cuda, but no CUDA device is there; `alltokens doctor` says what is")
+    if config.precision == "fp16" and (config.device == "cpu" or not torch.cuda.is_available()):
+        raise UserError("train.precision fp16 needs a GPU; on a CPU use bf16 or fp32")
+    AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())  # a process may train more than once
+    if PartialState._shared_state == {}:
+        PartialState._shared_state.clear()
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    fsdp = None
+    if config.strategy == "fsdp2" and world > 1:
+        fsdp = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=1_000_000, state_dict_type="FULL_STATE_DICT"
+        )
+    accelerator = Accelerator(
+        cpu=config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()),
+        mixed_precision=_PRECISIONS[config.precision],
+        fsdp_plugin=fsdp,
+        dynamo_plugin=_dynamo_plugin(config),
+        log_with=list(trackers) or None,
+        project_dir=run_dir,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
+    )
+    return Runtime(accelerator)
+
+
+def unwrap(step: nn.Module) -> nn.Module:
+    """The module inside DDP's and compile's wrappers (FSDP2 shards in place, without one)."""
+    while True:
+        inner = getattr(step, "_orig_mod", None) or (
+            step.module if isinstance(step, nn.parallel.DistributedDataParallel) else None
+        )
+        if inner is None:
+            return step
+        step = inner
+
+
+def _dynamo_plugin(config: TrainConfig) -> TorchDynamoPlugin:
+    match config.compile:
+        case "off":
+            return TorchDynamoPlugin(backend="no")
+        case "on":
+            return TorchDynamoPlugin(backend="inductor")
+        case "aot_eager":
+            return TorchDynamoPlugin(backend="aot_eager")
+        case mode:
+            return TorchDynamoPlugin(backend="inductor", mode=mode)
+
+
+def _refuse_contradictions(config: TrainConfig, environment: MutableMapping[str, str]) -> None:
+    """accelerate launch hands settings over in the environment; those the recipe decides must not say otherwise."""
+    allowed = {
+        "ACCELERATE_MIXED_PRECISION": ("train.precision", {"no", _PRECISIONS[config.precision]}),
+        "ACCELERATE_DYNAMO_BACKEND": ("train.compile", {"no", "NO"} | ({"inductor", "INDUCTOR"} if config.compile != "off" else set())),
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("train.accumulate", {"1", str(config.accumulate)}),
+        "ACCELERATE_USE_FSDP": ("train.strategy", {"false"} | ({"true"} if config.strategy == "fsdp2" else set())),
+        "ACCELERATE_USE_DEEPSPEED": ("train.strategy (DeepSpeed is not among them)", {"false"}),
+        "ACCELERATE_USE_MEGATRON_LM": ("train.strategy (Megatron is not among them)", {"false"}),
+        "ACCELERATE_USE_CPU": ("train.device", {"false", "False"} | ({"true", "True"} if config.device != "cuda" else set())),
+    }
+    for name, (setting, values) in allowed.items():
+        came = environment.get(name)
+        if came is not None and came not in values:
+            raise UserError(
+                f"the environment says {name}={came}, the recipe's {setting} says otherwise; "
+                f"unset the variable (or configure accelerate launch without it) or change the recipe"
+            )
+        if came is not None and name != "ACCELERATE_USE_CPU":
+            del environment[name]  # said and checked; accelerate must not act on it a second time
+
+
+def _join_slurm(environment: MutableMapping[str, str]) -> None:
+    """srun starts the processes but does not speak torch's language: translate, unless a launcher already has."""
+    if "RANK" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
+        return
+    environment["RANK"] = environment["SLURM_PROCID"]
+    environment["WORLD_SIZE"] = environment["SLURM_STEP_NUM_TASKS"]
+    environment["LOCAL_RANK"] = environment["SLURM_LOCALID"]
+    address = environment.get("SLURM_LAUNCH_NODE_IPADDR", socket.gethostname())
+    environment.setdefault("MASTER_ADDR", first_host(environment.get("SLURM_STEP_NODELIST", "")) or address)
+    environment.setdefault("MASTER_PORT", str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000))
+
+
+def first_host(nodelist: str) -> str:
+    """The first name of Slurm's compact list: 'gpu[07-09,12],login1' -> 'gpu07'."""
+    head, bracket, rest = nodelist.partition("[")
+    if not bracket or "," in head:
+        return nodelist.split(",")[0]
+    inside, _, tail = rest.partition("]")
+    return head + inside.split(",")[0].split("-")[0] + tail.split(",")[0]

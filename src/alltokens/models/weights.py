@@ -1,0 +1,158 @@
+"""Weights into a model and out of it: other picture sizes, other class counts, files that stock timm loads.
+
+Shapes: N positions, P prefix positions (class token and registers), C channels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save
+from timm.layers import resize_rel_pos_bias_table
+from torch import Tensor, nn
+
+from alltokens.errors import UserError
+
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training programs put the weights
+
+
+def load_weights(model: nn.Module, path: str | Path) -> list[str]:
+    """Load weights from a file (.safetensors, or .pth read without executing anything), a weights folder or a run.
+
+    Position embeddings are resized to the model's grid. Where the class count differs, the heads keep their fresh
+    values. Everything else must fit. Returns the names of the weights that were left as they are.
+    """
+    file = find_weights(Path(path))
+    given = read_weights(file)
+    own = model.state_dict()
+    heads = classifier_names(model)
+    fresh = _changed_heads(own, given, heads)
+    wanted = {name: value for name, value in given.items() if name.split(".")[0] not in fresh and name not in fresh}
+    wanted = {name: _fit(name, value, own, model) for name, value in wanted.items()}
+    missing = [name for name in own if name not in wanted and not _belongs(name, fresh)]
+    unknown = [name for name in wanted if name not in own]
+    wrong = [
+        f"{name} {tuple(value.shape)} for {tuple(own[name].shape)}"
+        for name, value in wanted.items()
+        if name in own and value.shape != own[name].shape
+    ]
+    problems = [
+        f"{kind}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        for kind, names in (("missing", missing), ("not in the model", unknown), ("of another shape", wrong))
+        if names
+    ]
+    if problems:
+        raise UserError(f"{file} does not fit {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict(wanted, strict=False)
+    return [name for name in own if name not in wanted]
+
+
+def find_weights(path: Path) -> Path:
+    """The weights file that a path means: itself, or the best (else last) weights of a run or weights folder."""
+    if path.is_file():
+        return path
+    for inner in ("", "weights/best", "weights/last"):
+        if (path / inner / WEIGHTS_FILE).is_file():
+            return path / inner / WEIGHTS_FILE
+    if path.is_dir():
+        raise UserError(f"no weights in {path}: expected {WEIGHTS_FILE}, or a run folder with weights/best")
+    raise UserError(f"no weights at {path}: there is no such file or folder")
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The state dict in a file, unwrapped from what training programs put around it. Nothing in it is executed."""
+    try:
+        content: Any = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+    except (safetensors.SafetensorError, OSError, RuntimeError, EOFError) as error:
+        raise UserError(f"{file} cannot be read as weights: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # torch's unpickler reports code and damage alike through its own error types
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{file} is not a plain state dict (weights with code in them are refused): {reason}") from None
+    while isinstance(content, Mapping) and (wrapped := [key for key in _WRAPPERS if key in content]):
+        content = content[wrapped[0]]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{file} holds no state dict: expected names and tensors")
+    return {str(name).removeprefix("module."): value for name, value in content.items()}
+
+
+def resize_positions(positions: Tensor, grid: tuple[int, int], prefix: int, old_grid: tuple[int, int] | None = None) -> Tensor:
+    """(1, P + N, C) -> (1, P + h * w, C): bicubic over the grid, prefix positions as they are (FACTS section 1)."""
+    count = positions.shape[1] - prefix
+    old = old_grid if old_grid is not None else (round(count**0.5), round(count**0.5))
+    if old[0] * old[1] != count:
+        raise UserError(f"{count} positions are no square grid; they cannot be resized")
+    image = positions[:, prefix:].reshape(1, *old, -1).permute(0, 3, 1, 2).float()  # (1, C, h, w)
+    image = F.interpolate(image, size=grid, mode="bicubic", align_corners=False)
+    resized = image.permute(0, 2, 3, 1).reshape(1, grid[0] * grid[1], -1).to(positions.dtype)
+    return torch.cat([positions[:, :prefix], resized], dim=1)
+
+
+def classifier_names(model: nn.Module) -> tuple[str, ...]:
+    """The modules that turn features into classes, the dense head among them."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    named = config.get("classifier") or ("head",)
+    named = (named,) if isinstance(named, str) else tuple(named)
+    return (*named, "aux_head")
+
+
+def save_weights(
+    net: nn.Module, state: Mapping[str, Tensor], folder: Path, *, model_args: Mapping[str, Any], preprocessing: Mapping[str, Any],
+    class_names: tuple[str, ...], write: Any,
+) -> None:
+    """A folder that `timm.create_model("local-dir:FOLDER")` loads. `write(path, content)` must replace a file whole."""
+    pretrained = getattr(net, "pretrained_cfg", None) or {}
+    config = {
+        "architecture": pretrained.get("architecture", type(net).__name__.lower()),
+        "num_classes": net.num_classes,
+        "num_features": getattr(net, "num_features", None),
+        "label_names": list(class_names),
+        "model_args": dict(model_args),
+        "pretrained_cfg": {
+            "tag": "alltokens",
+            "custom_load": False,
+            "num_classes": net.num_classes,
+            "first_conv": pretrained.get("first_conv"),
+            "classifier": pretrained.get("classifier"),
+            "fixed_input_size": bool(pretrained.get("fixed_input_size")),
+            **preprocessing,
+        },
+    }
+    write(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+    write(folder / WEIGHTS_FILE, save({name: value.detach().cpu().contiguous() for name, value in state.items()}))
+
+
+def _belongs(name: str, modules: set[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _changed_heads(own: Mapping[str, Tensor], given: Mapping[str, Tensor], heads: tuple[str, ...]) -> set[str]:
+    """All heads, if any of them counts other classes than the model does; else none."""
+    for head in heads:
+        for kind in ("weight", "bias"):
+            name = f"{head}.{kind}"
+            if name in own and name in given and own[name].shape[0] != given[name].shape[0]:
+                return set(heads)
+    return set()
+
+
+def _fit(name: str, value: Tensor, own: Mapping[str, Tensor], model: nn.Module) -> Tensor:
+    """`value` in the model's shape, where a change of the picture's size explains the difference."""
+    target = own.get(name)
+    if target is None or target.shape == value.shape:
+        return value
+    if name.split(".")[-1] == "pos_embed" and value.ndim == target.ndim == 3 and value.shape[2] == target.shape[2]:
+        prefix = 0 if getattr(model, "no_embed_class", False) else int(getattr(model, "num_prefix_tokens", 0))
+        grid = cast("tuple[int, int]", tuple(model.patch_embed.grid_size))  # type: ignore[union-attr]
+        return resize_positions(value, grid, prefix)
+    if name.endswith("relative_position_bias_table") and value.shape[1] == target.shape[1]:
+        window = model.get_submodule(name.rpartition(".")[0]).window_size
+        return resize_rel_pos_bias_table(value, new_window_size=window, new_bias_shape=target.shape)
+    return value

@@ -1,0 +1,81 @@
+"""Which mix a batch gets: a mixer is a small value that draws a MixPlan.
+
+Shapes: B batch, H and W picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from alltokens.core.mixing import Size, draw_block_mix, draw_cutmix, draw_mixup, draw_random_mix
+from alltokens.core.plan import MixPlan
+from alltokens.errors import UserError, unknown
+
+MIXERS = ("none", "mixup", "cutmix", "mixup+cutmix", "random", "block")
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """How two pictures are mixed, and how often.
+
+    `probability` is the chance that anything is mixed, `switch_probability` the chance that mixup+cutmix takes CutMix.
+    With `per_sample` every sample has its own mix, and both chances are drawn for each sample.
+    """
+
+    name: str = "none"
+    alpha: float = 1.0
+    mixup_alpha: float = 0.8
+    patch_size: int | None = None  # cutmix: snap to this grid; random and block: the patch, 16 if not given
+    probability: float = 1.0
+    switch_probability: float = 0.5
+    per_sample: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in MIXERS:
+            raise unknown("mixer", self.name, MIXERS)
+        for name, value in (("probability", self.probability), ("switch_probability", self.switch_probability)):
+            if not 0 <= value <= 1:
+                raise UserError(f"the mixer's {name} must lie in [0, 1], got {value}")
+        for name, value in (("alpha", self.alpha), ("mixup_alpha", self.mixup_alpha)):
+            if not value > 0:
+                raise UserError(f"the mixer's {name} must be above 0, got {value}")
+
+    @property
+    def active(self) -> bool:
+        return self.name != "none" and self.probability > 0
+
+    def draw(self, batch: int, image_size: Size, generator: torch.Generator | None = None) -> MixPlan:
+        """A plan on the CPU; all randomness comes from `generator`."""
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        if not self.active:
+            return MixPlan.identity(batch, size)
+        plan = self._draw_always(batch, size, generator)
+        if self.probability < 1:
+            keep = self._coin(self.probability, batch, generator)
+            plan = replace(plan, mask=torch.where(keep, plan.mask, torch.zeros(())))
+        return plan
+
+    def _draw_always(self, batch: int, size: tuple[int, int], generator: torch.Generator | None) -> MixPlan:
+        shared = {"per_sample": self.per_sample, "generator": generator}
+        match self.name:
+            case "mixup":
+                return draw_mixup(batch, size, self.alpha, **shared)
+            case "cutmix":
+                return draw_cutmix(batch, size, self.alpha, patch_size=self.patch_size, **shared)
+            case "random":
+                return draw_random_mix(batch, size, self.alpha, patch_size=self.patch_size or 16, **shared)
+            case "block":
+                return draw_block_mix(batch, size, self.alpha, patch_size=self.patch_size or 16, **shared)
+            case _:
+                mixup = draw_mixup(batch, size, self.mixup_alpha, **shared)
+                cutmix = draw_cutmix(batch, size, self.alpha, patch_size=self.patch_size, **shared)
+                use_cutmix = self._coin(self.switch_probability, batch, generator)
+                return replace(mixup, mask=torch.where(use_cutmix, cutmix.mask, mixup.mask))
+
+    def _coin(self, probability: float, batch: int, generator: torch.Generator | None) -> torch.Tensor:
+        """(B|1, 1, 1) bool: true with the given chance."""
+        count = batch if self.per_sample else 1
+        device = generator.device if generator is not None else "cpu"
+        return torch.rand(count, 1, 1, generator=generator, device=device).cpu() < probability

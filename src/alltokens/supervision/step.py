@@ -1,0 +1,120 @@
+"""The training step as a value: a batch in, a loss and its named parts out.
+
+Shapes: B batch, C channels, H and W picture, N tokens, K classes.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from alltokens.core.losses import blend_targets, smooth_one_hot, soft_cross_entropy
+from alltokens.core.mixing import mix_images
+from alltokens.core.plan import MixPlan
+from alltokens.errors import UserError, unknown
+from alltokens.follow.area import Area
+from alltokens.supervision.mixer import Mixer
+
+SOURCES = ("class",)
+FOLLOWERS = ("area",)
+
+
+class Batch(Protocol):
+    """What a step needs of a batch; `Sample` has it."""
+
+    @property
+    def image(self) -> Tensor: ...  # (B, C, H, W)
+    @property
+    def label(self) -> Tensor: ...  # (B,) int64
+
+
+class Follower(Protocol):
+    """What the mixed label follows. After a forward inside `follow(plan)` the shares of that forward are there."""
+
+    @property
+    def share(self) -> Tensor: ...  # (B,)
+    @property
+    def token_shares(self) -> Tensor | None: ...  # (B, N)
+    def follow(self, plan: MixPlan) -> AbstractContextManager[object]: ...
+
+
+class Parts(NamedTuple):
+    """What a step's loss is made of."""
+
+    output: Tensor  # (B, K) logits
+    plan: MixPlan
+    targets: Tensor  # (B, K), mixed
+    share: Tensor  # (B,): the partner's share of each target
+    token_shares: Tensor | None  # (B, N): the partner's share of each token, where the follower knows it
+    loss_class: Tensor
+    loss_token: Tensor | None  # only with a dense loss
+
+
+class Supervision(nn.Module):
+    """source x mixer x follower: `forward(batch, generator)` gives `(loss, parts)`.
+
+    `net` maps pictures (B, C, H, W) to logits (B, K). `mixer` and `follower` are names or objects; for options of a
+    mixer pass `Mixer("cutmix", patch_size=16)`. This is the module to compile, and to wrap by DDP or FSDP. It adds no
+    parameter to the network's own.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        source: str = "class",
+        mixer: str | Mixer = "none",
+        follower: str | Follower = "area",
+        *,
+        smoothing: float = 0.0,
+        num_classes: int | None = None,
+    ) -> None:
+        super().__init__()
+        if source not in SOURCES:
+            raise unknown("source", source, SOURCES)
+        if not 0 <= smoothing < 1:
+            raise UserError(f"smoothing must lie in [0, 1), got {smoothing}")
+        classes = num_classes if num_classes is not None else getattr(net, "num_classes", None)
+        if not isinstance(classes, int) or classes < 1:
+            raise UserError("the network does not tell its num_classes; pass Supervision(..., num_classes=K)")
+        self.net = net
+        self.source = source
+        self.mixer = Mixer(mixer) if isinstance(mixer, str) else mixer
+        self.follower = _follower(follower)
+        self.smoothing = smoothing
+        self.num_classes = classes
+
+    def forward(self, batch: Batch, generator: torch.Generator | None = None) -> tuple[Tensor, Parts]:
+        """In evaluation mode nothing is mixed or smoothed: the loss is the plain cross-entropy."""
+        plan = self.draw_plan(batch.image, generator)
+        images = mix_images(batch.image, plan) if self._mixes else batch.image
+        with self.follower.follow(plan):
+            logits = self.net(images)
+        share = self.follower.share
+        smoothing = self.smoothing if self.training else 0.0
+        targets = smooth_one_hot(batch.label, self.num_classes, smoothing)
+        if self._mixes:
+            targets = blend_targets(targets, plan.partner, share)
+        loss = soft_cross_entropy(logits, targets)
+        return loss, Parts(logits, plan, targets, share, self.follower.token_shares, loss, None)
+
+    @property
+    def _mixes(self) -> bool:
+        return self.training and self.mixer.active
+
+    @torch.compiler.disable
+    def draw_plan(self, images: Tensor, generator: torch.Generator | None) -> MixPlan:
+        """The plan of one batch, on the batch's device. Drawn outside the compiled graph: it is a handful of numbers."""
+        size = (images.shape[-2], images.shape[-1])
+        plan = self.mixer.draw(len(images), size, generator) if self._mixes else MixPlan.identity(len(images), size)
+        return plan.to(images.device)
+
+
+def _follower(follower: str | Follower) -> Follower:
+    if not isinstance(follower, str):
+        return follower
+    if follower not in FOLLOWERS:
+        raise unknown("follower", follower, FOLLOWERS)
+    return Area()
