@@ -17,8 +17,8 @@ def encode(picture: Image.Image, form: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def pixels(encoded: bytes, **options: int) -> np.ndarray:
-    picture = decode_picture(encoded, **options)
+def pixels(encoded: bytes) -> np.ndarray:
+    picture = decode_picture(encoded)
     assert picture.mode == "RGB"
     return np.asarray(picture)
 

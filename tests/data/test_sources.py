@@ -6,6 +6,7 @@ import pickle
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def tar(path: Path, members: Mapping[str, bytes] | Sequence[str]) -> Path:
 def shade(source: PictureSource, index: int) -> int:
     encoded = source.read(index)
     assert isinstance(encoded, bytes)
-    return Image.open(io.BytesIO(encoded)).getpixel((0, 0))[0]
+    return int(np.asarray(Image.open(io.BytesIO(encoded)))[0, 0, 0])
 
 
 def content(source: PictureSource) -> dict[str, tuple[str, int]]:
@@ -61,7 +62,9 @@ def content(source: PictureSource) -> dict[str, tuple[str, int]]:
 
 
 def test_class_folders_give_names_labels_keys_and_bytes(tmp_path: Path) -> None:
-    source = open_source(folder(tmp_path, "dog/a.png", "cat/b.PNG", "cat/deep/er.tif", "cat/notes.txt", ".x/hidden.png"))
+    source = open_source(
+        folder(tmp_path, "dog/a.png", "cat/b.PNG", "cat/deep/er.tif", "cat/notes.txt", ".x/hidden.png")
+    )
     assert source.class_names == ("cat", "deep", "dog")
     assert content(source) == {"cat/b.PNG": ("cat", 1), "cat/deep/er.tif": ("deep", 2), "dog/a.png": ("dog", 0)}
 
@@ -173,7 +176,7 @@ def test_splits_are_known_by_several_names(tmp_path: Path, name: str) -> None:
 def test_a_missing_split_lists_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no split 'val' \(looked for val, .*it holds train"):
         open_source(folder(tmp_path, "train/a/1.png", "train/b/1.png"), "val")
-    with pytest.raises(UserError, match="unknown split 'trian'. Did you mean 'train'"):
+    with pytest.raises(UserError, match=r"unknown split 'trian'. Did you mean 'train'"):
         open_source(tmp_path, "trian")
 
 
@@ -202,6 +205,13 @@ def test_tars_named_after_splits(tmp_path: Path) -> None:
     tar(tmp_path / "train.tar", ["a/1.png", "b/2.png"])
     tar(tmp_path / "val.tar", ["b/3.png"])
     assert open_source(tmp_path, "val", class_names=open_source(tmp_path, "train").class_names).labels.tolist() == [1]
+
+
+def test_a_tar_called_like_the_split_comes_before_those_with_the_word(tmp_path: Path) -> None:
+    tar(tmp_path / "train.tar", ["a/1.png", "b/2.png"])
+    tar(tmp_path / "train-masks.tar", ["a/1.png", "b/2.png"])
+    assert find_splits(tmp_path) == {"train": [tmp_path / "train.tar"]}
+    assert list(open_source(tmp_path, "train").keys) == ["a/1.png", "b/2.png"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "compressed", "rubbish"])
@@ -261,7 +271,7 @@ def saved(tmp_path: Path) -> Path:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
 
-    def rows(shades: Sequence[int]) -> object:
+    def rows(shades: Sequence[int]) -> Any:
         images = [{"bytes": picture(shade), "path": None} for shade in shades]
         return datasets.Dataset.from_dict({"img": images, "label": [shade % 2 for shade in shades]}, features=features)
 
@@ -281,9 +291,7 @@ def test_a_saved_hugging_face_dataset(saved: Path) -> None:
 
 
 def test_a_folder_of_parquet_files(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", saved / "cache")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", saved / "cache")
     assert content(open_source(saved / "parquet")) == {"train/00000000": ("cat", 8), "train/00000001": ("dog", 9)}
     with pytest.raises(UserError, match="the datasets library cannot load"):
         open_dataset(str(saved / "missing"), None)
@@ -292,7 +300,7 @@ def test_a_folder_of_parquet_files(saved: Path, monkeypatch: pytest.MonkeyPatch)
 def test_columns_that_cannot_be_told_are_listed(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["x"]}).save_to_disk(tmp_path / "text")
-    with pytest.raises(UserError, match="needs one column called image or .*its columns are text"):
+    with pytest.raises(UserError, match=r"needs one column called image or .*its columns are text"):
         open_source(tmp_path / "text")
 
 
@@ -304,7 +312,7 @@ def test_scenes_are_a_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert (shown.size, shown.mode, source.keys[2], len(source.class_names)) == ((32, 32), "RGB", "val/000002", 10)
     with pytest.raises(UserError, match="contradicts"):
         open_source("scenes:val", "train")
-    with pytest.raises(UserError, match="unknown split of the scenes 'vall'. Did you mean 'val'"):
+    with pytest.raises(UserError, match=r"unknown split of the scenes 'vall'. Did you mean 'val'"):
         open_source("scenes:vall")
 
 

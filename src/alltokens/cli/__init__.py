@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from alltokens.errors import TrainingFailed, UserError
+from alltokens.errors import TrainingFailed, TrainingStopped, UserError
 from alltokens.version import __version__
 
 # Verb -> what it does. The file of the same name is imported when the verb is used.
@@ -35,6 +35,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except TrainingFailed as error:
         return _fail(str(error), 1)
+    except TrainingStopped as error:
+        return _fail(str(error), 128 + error.signal)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # `alltokens models | head`

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import io
+import re
+import sys
 import types
 import typing
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from contextlib import redirect_stdout, suppress
+from itertools import zip_longest
+from typing import Annotated, Any, Literal, TextIO, TypeVar
 
 import tyro
 import yaml
@@ -40,14 +45,16 @@ Switch = Annotated[
         metavar="",
         instance_from_str=lambda words: typing.cast(bool, _Words(("true",), bool)),
         is_instance=lambda value: isinstance(value, bool),
-        str_from_instance=lambda value: [],
+        str_from_instance=lambda value: ["off"],
     ),
 ]
 
 
-def named(option: str) -> Any:
-    """For `Annotated`: an option of the verb itself, written with hyphens; settings keep their YAML names."""
-    return tyro.conf.arg(name=option)
+
+
+def shown_as(value: str) -> Any:
+    """For `Annotated`: what the help writes for an option's value."""
+    return tyro.conf.arg(metavar=value)
 
 
 Hidden = tyro.conf.Suppress
@@ -56,18 +63,20 @@ Positional = tyro.conf.Positional
 
 def given(defaults: Any, words: Sequence[str], program: str) -> dict[str, Any]:
     """The options that were given, as `build` wants them: {'train': {'epochs': '3'}}."""
+    kinds = option_kinds(defaults)
     parsed, rest = tyro.cli(
         type(defaults),
-        args=list(words),
+        args=_with_values(words, kinds),
         default=defaults,
         prog=program,
         registry=_registry(),
         use_underscores=True,
         add_help=False,
         return_unknown_args=True,
+        config=(tyro.conf.FlagConversionOff,),
     )
     if rest:
-        raise _not_understood(rest[0], option_names(defaults), program)
+        raise _not_understood(rest[0], list(kinds), program)
     return _collect(parsed, "")
 
 
@@ -78,7 +87,7 @@ def read(defaults: T, words: Sequence[str], program: str) -> T:
 
 def show_help(defaults: Any, program: str, description: str) -> None:
     """Print every option with its meaning and its default."""
-    try:
+    with redirect_stdout(_Hyphens(sys.stdout)), suppress(SystemExit):  # tyro ends the program after its help
         tyro.cli(
             type(defaults),
             args=["--help"],
@@ -87,29 +96,60 @@ def show_help(defaults: Any, program: str, description: str) -> None:
             description=description,
             registry=_registry(),
             use_underscores=True,
+            config=(tyro.conf.FlagConversionOff,),
         )
-    except SystemExit:  # tyro ends the program after its help
-        return
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
     return "--help" in words or "-h" in words
 
 
-def option_names(defaults: Any, group: str = "") -> list[str]:
-    """--run-dir, --train.epochs, ...: every option as the help writes it."""
-    names: list[str] = []
+def option_kinds(defaults: Any, group: str = "") -> dict[str, Any]:
+    """{'--run-dir': str | None, '--train.epochs': int, ...}: every option as the help writes it, and its type."""
+    kinds: dict[str, Any] = {}
     hints = typing.get_type_hints(type(defaults), include_extras=True)
     for field in dataclasses.fields(defaults):
-        marks = getattr(hints[field.name], "__metadata__", ())
-        value = getattr(defaults, field.name)
+        hint, value = hints[field.name], getattr(defaults, field.name)
+        marks = getattr(hint, "__metadata__", ())
         if Positional in marks or Hidden in marks:
             continue
         if dataclasses.is_dataclass(value):
-            names += option_names(value, f"{group}{field.name}.")
+            kinds |= option_kinds(value, f"{group}{field.name}.")
         else:
-            names.append(f"--{group}{field.name}" if group else "--" + field.name.replace("_", "-"))
-    return names
+            kinds[f"--{group}{field.name}" if group else "--" + field.name.replace("_", "-")] = hint
+    return kinds
+
+
+class _Hyphens(io.TextIOBase):
+    """Writes on with hyphens in a verb's own options (--run-dir); settings keep the names they have in YAML."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        return self._out.write(re.sub(r"--[a-z_]+(?![a-z_.])", lambda found: found[0].replace("_", "-"), text))
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._out.encoding
+
+    def isatty(self) -> bool:
+        return self._out.isatty()
+
+
+def _with_values(words: Sequence[str], kinds: dict[str, Any]) -> list[str]:
+    """The words, with `true` or `on` behind a bare yes-or-no option; another option without a value is an error."""
+    by_name = {_same(name): (name, kind) for name, kind in kinds.items()}
+    whole: list[str] = []
+    for word, following in zip_longest(words, words[1:], fillvalue="--"):
+        whole.append(word)
+        name, kind = by_name.get(_same(word), ("", Switch))
+        if kind is Switch or not following.startswith("--"):
+            continue
+        if kind is not bool and "on" not in typing.get_args(kind):
+            raise UserError(f"{name} wants a value: {_metavar(kind)}")
+        whole.append("true" if kind is bool else "on")
+    return whole
 
 
 def _registry() -> ConstructorRegistry:
@@ -123,8 +163,7 @@ def _hand_over(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if dataclasses.is_dataclass(kind) or info._primitive_spec is not None:
         return None
     return PrimitiveConstructorSpec(
-        # One value at most, so that a positional may follow; without one it is our error, not tyro's.
-        nargs="*" if typing.get_origin(_plain(kind)) is tuple else (0, 1),
+        nargs="*" if typing.get_origin(_plain(kind)) is tuple else 1,
         metavar=_metavar(kind),
         instance_from_str=lambda words: _Words(tuple(words), kind),
         is_instance=lambda value: True,
@@ -183,10 +222,6 @@ def _as_yaml(given: _Words, name: str) -> Any:
     kind, words = _plain(given.kind), given.words
     if given.kind is not kind and words in (("null",), ("None",)):
         return None
-    if not words:
-        if kind is bool or "on" in typing.get_args(kind):
-            return True
-        raise UserError(f"{WHERE}: {name}: a value must follow the option: {_metavar(given.kind)}")
     if typing.get_origin(kind) is tuple:
         return parse_yaml(words[0], f"{WHERE}: {name}") if len(words) == 1 and words[0].startswith("[") else list(words)
     if kind is bool or typing.get_origin(kind) is dict:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from alltokens.cli import _options
-from alltokens.cli._options import Hidden, Positional, Switch, named
+from alltokens.cli._options import Hidden, Positional, Switch, shown_as
 from alltokens.engine.checks import check
 from alltokens.engine.config import RecipeCard, RunConfig
 from alltokens.engine.loading import build
@@ -23,17 +23,17 @@ class Command(RunConfig):
     """The verb's own options, beside every setting of a run."""
 
     about: Annotated[RecipeCard, Hidden] = field(default_factory=RecipeCard)
-    recipe: Positional[str | None] = None
+    recipe: Annotated[Positional[str | None], shown_as("RECIPE")] = None
     """A packaged recipe (`alltokens recipes`) or a .yaml file."""
-    run_dir: Annotated[str | None, named("run-dir")] = None
+    run_dir: Annotated[str | None, shown_as("DIR")] = None
     """The folder of the run; the default is a new one under runs/."""
-    weights_from: Annotated[str | None, named("weights-from")] = None
+    weights_from: Annotated[str | None, shown_as("PATH")] = None
     """Start from these weights: a run's folder or a file. Class count and picture size may differ."""
-    resume: str | None = None
+    resume: Annotated[str | None, shown_as("RUN")] = None
     """Go on with the run in this folder, exactly where it stopped."""
     overwrite: Switch = False
     """Replace the run that the folder holds."""
-    dry_run: Annotated[Switch, named("dry-run")] = False
+    dry_run: Switch = False
     """Show settings, shapes, first loss and the time it would take; write nothing."""
 
 
@@ -42,7 +42,7 @@ SETTINGS = tuple(item.name for item in fields(RunConfig))
 
 def main(words: Sequence[str]) -> int:
     wants_help = _options.asks_for_help(words)
-    given = _options.given(Command(), [word for word in words if word not in ("-h", "--help")], PROGRAM)
+    given = _options.given(Command(), [word for word in words if word not in ("-h", "--help")], f"{PROGRAM} RECIPE")
     settings = {name: given.pop(name) for name in SETTINGS if name in given}
     command = build(Command, given, _options.WHERE)
     if wants_help:
@@ -59,12 +59,12 @@ def _train(command: Command, settings: dict[str, Any], words: Sequence[str]) -> 
         raise UserError(f"which recipe? {PROGRAM} RECIPE, one of {', '.join(packaged_recipes())}, or a .yaml file")
     config = overlay(load_recipe(command.recipe), settings, _options.WHERE)
     check(config)
-    from alltokens.engine import trainer
+    from alltokens.engine import runs
 
     if command.dry_run:
-        print(trainer.dry_run(config, weights_from=command.weights_from))
+        print(runs.dry_run(config, weights_from=command.weights_from))
         return
-    trainer.train(
+    runs.train(
         config,
         recipe=recipe_name(command.recipe),
         run_dir=None if command.run_dir is None else Path(command.run_dir),
@@ -80,11 +80,11 @@ def _resume(command: Command, settings: dict[str, Any], words: Sequence[str]) ->
         if getattr(command, name):
             shown = "a recipe" if name == "recipe" else "--" + name.replace("_", "-")
             raise UserError(f"--resume goes on with a run as it is; {shown} does not go with it")
-    from alltokens.engine import run_folder, trainer
+    from alltokens.engine import run_folder, runs
 
     run_dir = Path(command.resume)
     config = overlay(run_folder.load_config(run_dir), settings, _options.WHERE) if settings else None
-    trainer.resume(run_dir, config=config, command=["alltokens", "train", *words])
+    runs.resume(run_dir, config=config, command=["alltokens", "train", *words])
 
 
 def _help(command: Command) -> None:

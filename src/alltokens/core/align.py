@@ -67,9 +67,9 @@ def convolution(share: Tensor, kernel: Tensor, padding: tuple[int, int], dilatio
     The weights are the mean over channels of the absolute kernel; each row is normalised over what lies in the picture.
     """
     weights = kernel.to(share.dtype).abs().mean(0, keepdim=True)  # (1, 1, y, x)
-    both = torch.stack([share, torch.ones_like(share)]).flatten(0, 1).unsqueeze(1)  # (2B, 1, h, w)
-    mixed, total = F.conv2d(both, weights, padding=padding, dilation=dilation).squeeze(1).chunk(2)
-    return mixed / total
+    with_ones = torch.cat([share, torch.ones_like(share[:1])]).unsqueeze(1)  # (B + 1, 1, h, w)
+    mixed = F.conv2d(with_ones, weights, padding=padding, dilation=dilation).squeeze(1)
+    return mixed[:-1] / mixed[-1]
 
 
 def pooling_minus_identity(share: Tensor, size: int) -> Tensor:

@@ -4,7 +4,7 @@ Shapes: ... any leading dimensions (none, or B batch), P points, H and W picture
 
 Every matrix is (..., 2, 3) and takes a point (x right, y down, both in [0, 1] across the picture) *from the output to
 the source*: the direction in which pictures and labels are sampled. `compose(crop, flip, turn)` is therefore the
-picture that is first cropped, then flipped, then turned. Arguments may be numbers or tensors; tensors broadcast.
+picture that is first cropped, then flipped, then turned. Arguments may be numbers or tensors; tensors of one shape.
 
 Turning and shearing happen in pixels, so they need the picture's `size` = (H, W), of which only the ratio matters.
 Nothing here multiplies matrices by a library call: TF32, where it is allowed, would cost pictures whole pixels.
@@ -61,7 +61,7 @@ def translate(x: Value = 0.0, y: Value = 0.0) -> Tensor:
 
 
 def compose(*matrices: Tensor) -> Tensor:
-    """(..., 2, 3): the augmentations one after the other; a point of the last output goes through the last one first."""
+    """(..., 2, 3): one after the other; a point of the last output goes through the last one first."""
     total = matrices[0]
     for matrix in matrices[1:]:
         linear, offset = total[..., :2], total[..., 2:]
@@ -79,16 +79,19 @@ def apply(matrix: Tensor, points: Tensor) -> Tensor:
 
 def invert(matrix: Tensor) -> Tensor:
     """(..., 2, 3): where a point of the source is shown in the output."""
-    (a, b, c), (d, e, f) = (row.unbind(-1) for row in matrix.unbind(-2))
+    a, b, c, d, e, f = matrix.flatten(-2).unbind(-1)
     area = a * e - b * d
     return _matrix(e / area, -b / area, (b * f - c * e) / area, -d / area, a / area, (c * d - a * f) / area)
 
 
-def pixel_centres(size: tuple[int, int], device: torch.device | str | None = None) -> Tensor:
-    """(H * W, 2): x and y of every pixel's centre, row by row."""
-    y = (torch.arange(size[0], device=device) + 0.5) / size[0]
-    x = (torch.arange(size[1], device=device) + 0.5) / size[1]
-    return torch.stack((x.expand(size[0], -1), y[:, None].expand(-1, size[1])), dim=-1).flatten(0, 1)
+def coordinates(matrix: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """(..., 2, 3) -> x and y (..., H, W): where each pixel's centre comes from."""
+    y = ((torch.arange(size[0], device=matrix.device, dtype=matrix.dtype) + 0.5) / size[0])[:, None]  # (H, 1)
+    x = (torch.arange(size[1], device=matrix.device, dtype=matrix.dtype) + 0.5) / size[1]  # (W,)
+    along, down, offset = matrix[..., None, None].unbind(-3)  # (..., 2, 1, 1) each
+    # Rows and columns first, so that only one addition is as large as the picture.
+    source_x, source_y = (along * x + (down * y + offset)).unbind(-3)
+    return source_x, source_y
 
 
 def grid_for(matrix: Tensor, size: tuple[int, int]) -> Tensor:
@@ -96,8 +99,8 @@ def grid_for(matrix: Tensor, size: tuple[int, int]) -> Tensor:
 
     That function counts from -1 to 1 across the picture, edge to edge.
     """
-    points = pixel_centres(size, matrix.device).to(matrix.dtype)
-    return (2 * apply(matrix, points) - 1).unflatten(-2, size)
+    twice = torch.cat((2 * matrix[..., :2], 2 * matrix[..., 2:] - 1), dim=-1)
+    return torch.stack(coordinates(twice, size), dim=-1)
 
 
 def _about(centre: tuple[float, float], a: Value, b: Value, d: Value, e: Value) -> Tensor:
@@ -111,5 +114,6 @@ def _matrix(a: Value, b: Value, c: Value, d: Value, e: Value, f: Value) -> Tenso
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
         return torch.tensor(values, dtype=torch.float32).view(2, 3)
-    entries = [torch.as_tensor(value, dtype=tensors[0].dtype, device=tensors[0].device) for value in values]
-    return torch.stack(torch.broadcast_tensors(*entries), dim=-1).unflatten(-1, (2, 3))
+    like = tensors[0]
+    entries = [value if isinstance(value, Tensor) else torch.full_like(like, value) for value in values]
+    return torch.stack(entries, dim=-1).reshape(*like.shape, 2, 3)

@@ -34,7 +34,9 @@ _OF_PICTURES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     # ImageOps.posterize refuses 0 bits, which the greatest magnitude asks for: a black picture.
     "Posterize": lambda picture, bits: picture.point([v >> (8 - int(bits)) << (8 - int(bits)) for v in range(256)] * 3),
     "Solarize": lambda picture, threshold: ImageOps.solarize(picture, int(threshold)),
-    "SolarizeAdd": lambda picture, added: picture.point([min(255, v + int(added)) if v < 128 else v for v in range(256)] * 3),
+    "SolarizeAdd": lambda picture, added: picture.point(
+        [min(255, v + int(added)) if v < 128 else v for v in range(256)] * 3
+    ),
     "Color": lambda picture, factor: ImageEnhance.Color(picture).enhance(factor),
     "Contrast": lambda picture, factor: ImageEnhance.Contrast(picture).enhance(factor),
     "Brightness": lambda picture, factor: ImageEnhance.Brightness(picture).enhance(factor),
@@ -69,13 +71,13 @@ def recolor_batch(images: Tensor, operations: Tensor, arguments: Tensor, equaliz
     return _whole(away + factor * (colored - away)).to(torch.uint8)
 
 
-def invert_table(_: Tensor) -> Tensor:
-    return LEVELS - 1 - _levels(_.device)
+def invert_table(argument: Tensor) -> Tensor:
+    return (LEVELS - 1 - _levels(argument.device)).expand(*argument.shape, LEVELS)
 
 
 def posterize_table(bits: Tensor) -> Tensor:
     """(..., ) bits kept -> (..., V). 0 bits keep nothing: a black picture."""
-    step = torch.exp2(8 - bits)[..., None].int()
+    step = torch.exp2(8 - bits.clamp(0, 8))[..., None].int()
     return _levels(bits.device) // step * step
 
 

@@ -36,14 +36,14 @@ class LabelMaps(Protocol):
 
 
 class Sample(NamedTuple):
-    """One picture, or a batch of them after `default_collate`."""
+    """One picture, or a batch of them after `default_collate`; what differs between the two is typed Any."""
 
     image: Tensor  # (C, H, W), batched (B, C, H, W)
-    label: int | Tensor  # batched (B,) int64
-    key: str | Sequence[str]  # of the picture that was really used
+    label: Any  # int, batched (B,) int64
+    key: Any  # str, batched B of them: of the picture that was really used
     matrix: Tensor  # (2, 3), batched (B, 2, 3): from the network's input to the source picture
     maps: Any = ()  # a NamedTuple of tensors from the label store, if there is one
-    trouble: str | Sequence[str] = ""  # a line for each picture that could not be read, "" for none
+    trouble: Any = ""  # str, batched B of them: a line for each picture that could not be read
 
     def to(self, device: torch.device | str) -> Sample:
         """All tensors on `device` (a copy from pinned memory does not block); keys stay."""

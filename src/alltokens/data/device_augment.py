@@ -4,7 +4,7 @@ Shapes: B batch, S and R height and width of the stored pictures, H and W the ne
 E erased boxes at most.
 
 What is drawn is drawn as for single pictures (augment.draw), on the CPU, and goes over in one transfer; nothing
-comes back, so the host never waits. Each pixel is then sampled once, by one matrix from the output to the stored picture.
+comes back, so the host never waits. Each pixel is then sampled once, by one matrix.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class DeviceAugment:
     """`TrainTransform` for a batch of stored pictures, with the same odds and the same results but for resampling.
 
     Pictures may be stored squashed: with their original sizes given, crops keep their proportions in the original.
-    Differences to the picture form: with interpolation "random" the whole batch is bilinear or bicubic; where a stored
-    picture has more pixels than the network's input, each output pixel is the mean of n x n samples (n the rounded ratio of
-    the sides), instead of PIL's antialiasing by the crop's own size.
+    Differences to the picture form: with interpolation "random" the whole batch is bilinear or bicubic; and instead of
+    antialiasing by each crop's own size, each output pixel is the mean of n x n samples, n the rounded ratio of the
+    stored side to the network's (1 for pictures of 128 at 112).
 
     `backend` compiles the pixel work ("inductor" on a GPU); None runs it as it is.
     """
@@ -79,6 +79,7 @@ class DeviceAugment:
             noise,
             self.transform.size,
             "bicubic" if drawn.bicubic[0] else "bilinear",
+            augmentation.rand_augment is not None,
             augmentation.erase_probability > 0,
             self.transform.fill,
             self.transform.mean,
@@ -94,6 +95,7 @@ def augment_batch(
     noise: Tensor | None,
     size: tuple[int, int],
     interpolation: str,
+    moves: bool,
     erase: bool,
     fill: tuple[int, ...],
     mean: tuple[float, ...],
@@ -105,14 +107,15 @@ def augment_batch(
         return torch.tensor(values, dtype=torch.float32, device=pictures.device)[:, None, None]
 
     images = sample(pictures, parameters.matrix, size, interpolation)
-    inside = (geometry.apply(parameters.within, geometry.pixel_centres(size, pictures.device)) - 0.5).abs() <= 0.5
-    inside = inside.all(dim=-1).unflatten(1, size)[:, None]  # (B, 1, H, W)
-    images = torch.where(inside, images, color(fill))
-    if parameters.operations.shape[1] > 0:
+    if moves:
+        x, y = geometry.coordinates(parameters.within, size)  # (B, H, W) each
+        inside = ((x - 0.5).abs() <= 0.5) & ((y - 0.5).abs() <= 0.5)
+        images = torch.where(inside[:, None], images, color(fill))
+    if equalized:
         images = images.round().to(torch.uint8)
         for layer, rows in enumerate(equalized):
             images = recolor_batch(images, parameters.operations[:, layer], parameters.arguments[:, layer], rows)
-    images = (images - 255 * color(mean)) / (255 * color(std))
+    images = (images - 255 * color(mean)).div_(255 * color(std))
     if erase:
         rows = torch.arange(size[0], device=pictures.device)
         columns = torch.arange(size[1], device=pictures.device)
@@ -129,13 +132,15 @@ def sample(pictures: Tensor, matrix: Tensor, size: tuple[int, int], interpolatio
     images = F.grid_sample(pictures.float(), grid, interpolation, "border", align_corners=False)
     if per_side > 1:
         images = F.avg_pool2d(images, per_side)
-    return images.clamp(0, 255)  # bicubic overshoots
+    return images.clamp_(0, 255) if interpolation == "bicubic" else images  # it overshoots
 
 
 def _parameters(drawn: Drawn, heights: np.ndarray, widths: np.ndarray, device: torch.device) -> Parameters:
     """The draws, packed into one float32 tensor for one transfer. All whole numbers are small: they stay exact."""
     left, top, width, height = drawn.box.T
-    box = geometry.crop(*(torch.from_numpy(side) for side in (left / widths, top / heights, width / widths, height / heights)))
+    box = geometry.crop(
+        *(torch.from_numpy(side) for side in (left / widths, top / heights, width / widths, height / heights))
+    )
     across, down = torch.from_numpy(drawn.flips).unbind(1)
     within = geometry.flip(across, down).double()
     if drawn.moves is not None:
@@ -150,7 +155,9 @@ def _parameters(drawn: Drawn, heights: np.ndarray, widths: np.ndarray, device: t
     )
     packed = torch.cat([part.flatten(1).float() for part in parts], dim=1)
     packed = _to_device(packed, device)
-    matrix, within, operations, arguments, erased = packed.split([6, 6, layers, layers, 4 * drawn.erased.shape[1]], dim=1)
+    matrix, within, operations, arguments, erased = packed.split(
+        [6, 6, layers, layers, 4 * drawn.erased.shape[1]], dim=1
+    )
     return Parameters(matrix.view(-1, 2, 3), within.view(-1, 2, 3), operations, arguments, erased.reshape(batch, -1, 4))
 
 

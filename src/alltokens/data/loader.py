@@ -93,7 +93,7 @@ class CachedBatch(NamedTuple):
     pictures: Tensor  # (B, 3, S, S) uint8, on the device
     sizes: Tensor  # (B, 2) int64, on the CPU
     labels: Tensor  # (B,) int64, on the device
-    keys: list[str]
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class CachedPictures:
         """The pictures with these indices (B,), which are on the CPU."""
         chosen = torch.as_tensor(indices)
         there = chosen.to(self.pictures.device, non_blocking=True)
-        keys = [self.keys[int(index)] for index in chosen]
+        keys = tuple(self.keys[int(index)] for index in chosen)
         return CachedBatch(self.pictures[there], self.sizes[chosen], self.labels[there], keys)
 
 
@@ -184,7 +184,7 @@ def device_batches(
         batch = cache.batch(indices)
         images, matrices = augment(batch.pictures, batch.sizes, torch.Generator().manual_seed(int(seeds[0])))
         maps = labels.read(batch.keys) if labels is not None else ()
-        sample = Sample(images, batch.labels, batch.keys, matrices, maps, [""] * len(batch.keys))
+        sample = Sample(images, batch.labels, batch.keys, matrices, maps, ("",) * len(batch.keys))
         yield sample.to(images.device)
 
 

@@ -152,7 +152,7 @@ def _apart(draws: Draws, other: Colour, distance: float) -> Colour:
 
 
 def _object_paint(draws: Draws, ground: Colour) -> Paint:
-    colour = _apart(draws, ground, 0.24)
+    colour = _apart(draws, ground, 0.28)
     second = _near(draws, colour, 0.35) if draws.chance(0.6) else _apart(draws, ground, 0.2)
     accent = _apart(draws, colour, 0.15) if draws.chance(0.7) else None
     return Paint(

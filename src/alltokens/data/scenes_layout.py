@@ -92,19 +92,19 @@ def lay_out(draws: Draws) -> list[Thing]:
     """
     things = [_clutter(draws, CLUTTER[draws.below(3)], draws.between(0.04, 0.13)) for _ in range(2 + draws.below(5))]
     classes = list(range(len(SHAPES)))
-    sides = [draws.between(0.36, 0.47)]  # the roots of the objects' areas, the main one's first
-    centres = [(draws.between(0.36, 0.64), draws.between(0.36, 0.64))]
+    sides = [draws.between(0.42, 0.53)]  # the roots of the objects' areas, the main one's first
+    centres = [(draws.between(0.41, 0.59), draws.between(0.41, 0.59))]
     for _ in range(1 + draws.below(3)):
-        sides.append(sides[0] * draws.between(0.36, 0.56))
+        sides.append(sides[0] * draws.between(0.32, 0.48))
         centres.append(_free_place(draws, sides, centres))
     objects: list[Thing] = []
     for side, (x, y) in zip(sides, centres, strict=True):
         class_id = classes.pop(draws.below(len(classes)))
         shape = SHAPES[SCENE_CLASSES[class_id]]
-        pose = _pose(draws, x, y, side * unit_scale(shape), max_half_tangent=0.45)  # up to 48 degrees
+        pose = _pose(draws, x, y, side * unit_scale(shape), max_half_tangent=0.27)  # up to 30 degrees
         objects.append(Thing(class_id, shape, pose, _variation(draws)))
     things += reversed(objects)
-    if draws.chance(0.35):
+    if draws.chance(0.25):
         things.append(_clutter(draws, stick, draws.between(0.15, 0.3)))
     return things
 
@@ -136,7 +136,7 @@ def _free_place(draws: Draws, sides: list[float], centres: list[tuple[float, flo
     wanted = draws.between(0.6, 0.8)  # in sums of both sides; near the lower end things overlap
     best, best_room = (0.5, 0.5), -1.0
     for _ in range(8):
-        x, y = draws.between(0.1, 0.9), draws.between(0.1, 0.9)
+        x, y = draws.between(0.08, 0.92), draws.between(0.08, 0.92)
         room = min(
             math.sqrt((x - other_x) * (x - other_x) + (y - other_y) * (y - other_y)) / (sides[-1] + side)
             for side, (other_x, other_y) in zip(sides, centres, strict=False)

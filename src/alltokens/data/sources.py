@@ -74,19 +74,20 @@ def open_source(
 
 
 def find_splits(root: str | Path) -> dict[str, list[Path]]:
-    """The splits in a folder: folders called `train`, `val`, ..., or tars with that word in their name."""
+    """The splits in a folder: a folder `train` or a `train.tar`, or else the tars with that word in their names."""
     entries = sorted(Path(root).iterdir()) if Path(root).is_dir() else []
-    words = {
-        path: {path.name.lower()} if path.is_dir() else set(re.split(r"[-_.]", path.stem.lower()))
-        for path in entries
-        if path.is_dir() or path.suffix == ".tar"
+    tars = [path for path in entries if path.suffix == ".tar"]
+    exact = {path.stem.lower(): [path] for path in tars}
+    exact |= {path.name.lower(): [path] for path in entries if path.is_dir()}
+    worded: dict[str, list[Path]] = {}
+    for path in tars:
+        for word in set(re.split(r"[-_.]", path.stem.lower())):
+            worded.setdefault(word, []).append(path)
+    found = {
+        split: [named[name] for named in (exact, worded) for name in names if name in named]
+        for split, names in SPLITS.items()
     }
-    found = {}
-    for split, names in SPLITS.items():
-        matches = ([path for path in words if name in words[path]] for name in names)
-        if paths := next(filter(None, matches), None):
-            found[split] = paths
-    return found
+    return {split: paths[0] for split, paths in found.items() if paths}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -32,8 +33,8 @@ Color = tuple[float, float, float]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# A picture shrunk by more than 2 x 2 is first averaged in whole blocks, which is quicker and looks the same.
-_REDUCING_GAP = 2.0
+# From this factor on, PIL first averages whole blocks of pixels: quicker than any filter, and it looks the same.
+_MUCH_SMALLER = 4.0
 
 
 class TrainTransform:
@@ -69,7 +70,9 @@ class TrainTransform:
             horizontal_flip=horizontal_flip,
             vertical_flip=vertical_flip,
             rand_augment=None if rand_augment is None else RandAugment.parse(rand_augment),
-            color_jitter=(color_jitter,) * 3 if isinstance(color_jitter, int | float) else color_jitter,
+            color_jitter=color_jitter
+            if isinstance(color_jitter, tuple)
+            else (color_jitter, color_jitter, color_jitter),
             erase_probability=erase_probability,
             erase_mode=erase_mode,
             erase_count=erase_count,
@@ -88,14 +91,13 @@ class TrainTransform:
 
     def __call__(self, picture: Image.Image, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         _check(picture)
-        height, width = self.size
         source_width, source_height = picture.size
         rng = numpy_generator(generator)
         drawn = draw(self.augmentation, np.array([source_height]), np.array([source_width]), rng)
         left, top, box_width, box_height = drawn.box[0].tolist()
         resample = Image.Resampling.BICUBIC if drawn.bicubic[0] else Image.Resampling.BILINEAR
-        box = (left, top, left + box_width, top + box_height)
-        shown = picture.resize((width, height), resample, box=box, reducing_gap=_REDUCING_GAP)
+        box = (int(left), int(top), int(left + box_width), int(top + box_height))
+        shown = resized_crop(picture, box, self.size, resample)
         move = geometry.flip(*drawn.flips[0].tolist())
         if drawn.moves is not None:
             move = geometry.compose(move.double(), drawn.moves[0])
@@ -151,7 +153,7 @@ class EvalTransform:
         _check(picture)
         left, top, width, height = self.box(picture.size)
         box = (left, top, left + width, top + height)
-        shown = picture.resize(self.size[::-1], _RESAMPLING[self.interpolation], box=box)
+        shown = picture.resize((self.size[1], self.size[0]), _RESAMPLING[self.interpolation], box=box)
         across, down = picture.size
         matrix = geometry.crop(left / across, top / down, width / across, height / down)
         return to_tensor(shown, self._mean, self._std), matrix
@@ -185,6 +187,24 @@ class EvalTransform:
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
+def resized_crop(
+    picture: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int], resample: Image.Resampling
+) -> Image.Image:
+    """The box (left, top, right, bottom) of an RGB picture, antialiased, at (height, width).
+
+    torch has PIL's own filter for bytes and runs it two to five times as fast. (Its two passes may come in the other
+    order; what overshoots in between is cut off, which shows in noise only.)
+    """
+    height, width = size
+    if max((box[2] - box[0]) / width, (box[3] - box[1]) / height) >= _MUCH_SMALLER:
+        return picture.resize((width, height), resample, box=box, reducing_gap=_MUCH_SMALLER / 2)
+    cropped = torch.frombuffer(bytearray(picture.crop(box).tobytes()), dtype=torch.uint8)
+    cropped = cropped.view(1, box[3] - box[1], box[2] - box[0], 3).permute(0, 3, 1, 2)  # channels last
+    mode = "bicubic" if resample == Image.Resampling.BICUBIC else "bilinear"
+    pixels = F.interpolate(cropped, size, mode=mode, antialias=True)[0].permute(1, 2, 0).contiguous()
+    return Image.frombuffer("RGB", (width, height), pixels.numpy(), "raw", "RGB", 0, 1)
+
+
 def to_tensor(picture: Image.Image, mean: Tensor, std: Tensor) -> Tensor:
     """An RGB picture -> (3, H, W) float32: levels less `mean`, over `std`, both (3, 1, 1) and in levels.
 
@@ -195,9 +215,7 @@ def to_tensor(picture: Image.Image, mean: Tensor, std: Tensor) -> Tensor:
     return levels.float().sub_(mean).div_(std)
 
 
-def _moved(
-    picture: Image.Image, matrix: Tensor, resample: Image.Resampling, fill: tuple[int, ...]
-) -> Image.Image:
+def _moved(picture: Image.Image, matrix: Tensor, resample: Image.Resampling, fill: tuple[int, ...]) -> Image.Image:
     """The picture resampled by a (2, 3) matrix; what only mirrors or shifts by whole pixels is not resampled."""
     width, height = picture.size
     (a, b, c), (d, e, f) = matrix.tolist()

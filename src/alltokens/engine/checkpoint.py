@@ -36,14 +36,14 @@ def collect(step: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAv
     Returns tensors on the CPU and what is not a tensor; both are empty in all processes but the main one.
     """
     tensors = {f"net.{name}": value for name, value in get_model_state_dict(step, options=_WHOLE).items()}
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
-    numbers: dict[str, Any] = {}
-    for name, value in get_optimizer_state_dict(step, optimizer, options=whole).items():
-        if isinstance(value, Tensor):
-            tensors[f"optimizer.{name}"] = value
-        else:
-            numbers[name] = value
-    extra: dict[str, Any] = {"optimizer": numbers}
+    optimizer_state = get_optimizer_state_dict(step, optimizer, options=_WHOLE)
+    extra: dict[str, Any] = {"param_groups": optimizer_state.get("param_groups", []), "optimizer": {}}
+    for parameter, values in optimizer_state.get("state", {}).items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{parameter}:{name}"] = value
+            else:
+                extra["optimizer"][f"{parameter}:{name}"] = value
     if average is not None:
         extra["average_updates"] = average.updates
         for name, value in average.values.items():
@@ -59,9 +59,13 @@ def restore(
     extra: dict[str, Any],
 ) -> None:
     """The reverse of `collect`. Every process has read the whole file."""
-    options = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
-    set_model_state_dict(step, _part(tensors, "net."), options=StateDictOptions(full_state_dict=True))
-    set_optimizer_state_dict(step, optimizer, {**_part(tensors, "optimizer."), **extra["optimizer"]}, options=options)
+    whole = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(step, _part(tensors, "net."), options=whole)
+    state: dict[str, dict[str, Any]] = {}
+    for label, value in {**_part(tensors, "optimizer."), **extra["optimizer"]}.items():
+        parameter, _, name = label.rpartition(":")
+        state.setdefault(parameter, {})[name] = value
+    set_optimizer_state_dict(step, optimizer, {"state": state, "param_groups": extra["param_groups"]}, options=whole)
     if average is not None:
         average.updates = extra["average_updates"]
         for name, value in _part(tensors, "average.").items():

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from alltokens.engine.metrics import Scores
+
 
 def output_console(file: TextIO | None = None) -> Console:
     """Where text for people goes. Colours and wrapping on a terminal only; a pipe gets whole lines."""
@@ -58,24 +60,23 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """How far a run is. `step` once per log interval, `line` for anything else worth a line of its own.
+    """How far a run is. `step` once per log interval, `evaluated` after each evaluation, `line` for anything else.
 
-    The time left is reckoned from the pace since `first_step`, evaluation and checkpoints included.
+    The time left is reckoned from the pace since the start, evaluation and checkpoints included.
     """
 
     def __init__(
         self,
-        total_steps: int,
-        epochs: float,
+        total: int,
         *,
-        first_step: int = 0,
+        done: int = 0,
         quiet: bool = False,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total_steps = total_steps
-        self.epochs = epochs
-        self.first_step = first_step
+        """`total` updates, of which `done` were done before this process began."""
+        self.total = total
+        self.done = done
         self._console = None if quiet else console or output_console()
         self._clock = clock
         self._started = clock()
@@ -90,7 +91,7 @@ class Progress:
                 bars.TextColumn("{task.fields[tail]}", markup=False),
             )
             self._live = bars.Progress(*columns, console=self._console, transient=True, expand=True)
-            self._live.add_task("", total=self.total_steps, completed=self.first_step, head="starting", tail="")
+            self._live.add_task("", total=self.total, completed=self.done, head="starting", tail="")
             self._live.start()
         return self
 
@@ -102,26 +103,33 @@ class Progress:
             self._live = None
 
     def step(
-        self, step: int, *, epoch: float, loss: float, rate: float, lr: float, best: float | None = None
+        self, *, update: int, epoch: int, loss: float, speed: float, rate: float, best: float | None = None
     ) -> None:
-        """After update `step`: `loss` of the interval, `rate` in pictures a second, `best` top-1 so far in per cent."""
+        """After `update` updates: the interval's `loss`, pictures a second, learning `rate`, `best` top-1 in percent."""
         if self._console is None:
             return
-        head = f"epoch {epoch:.1f}/{self.epochs:g}"
-        found = "" if best is None else f"  best {best:.2f} %"
-        left = self.seconds_left(step)
-        shown = "-" if left is None else duration(left)
-        tail = f"loss {loss:.4f}{found}  {rate:,.0f} pictures/s  {shown} left"
+        found = f"  best {best:.2f} %" if best else ""
+        left = self.seconds_left(update)
+        shown = "" if left is None else f"  {duration(left)} left"
+        tail = f"loss {loss:.4f}{found}  {speed:,.0f} pictures/s{shown}"
         if self._live is not None:
-            self._live.update(self._live.task_ids[0], completed=step, head=head, tail=tail)
+            self._live.update(self._live.task_ids[0], completed=update, head=f"epoch {epoch}", tail=tail)
         else:
-            self.line(f"{head}  step {step}/{self.total_steps}  lr {lr:.2e}  {tail}")
+            self.line(f"epoch {epoch}  update {update}/{self.total}  rate {rate:.2e}  {tail}")
+
+    def evaluated(self, *, epoch: int, train_loss: float, scores: Scores, best: float) -> None:
+        """A line for each evaluation."""
+        self.line(
+            f"epoch {epoch}  top-1 {scores.top1:.2f} %  top-5 {scores.top5:.2f} %  loss {scores.loss:.4f}  "
+            f"(training {train_loss:.4f})  best {best:.2f} %"
+        )
 
     def line(self, text: str) -> None:
         """A line that stays, above the live one."""
         if self._console is not None:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def seconds_left(self, step: int) -> float | None:
-        done = step - self.first_step
-        return (self._clock() - self._started) / done * (self.total_steps - step) if done > 0 else None
+    def seconds_left(self, update: int) -> float | None:
+        """None before the first update of this process."""
+        count = update - self.done
+        return (self._clock() - self._started) / count * (self.total - update) if count > 0 else None

@@ -45,12 +45,20 @@ class RunFolder:
         return self.checkpoints / "last.safetensors"
 
     def lock(self) -> None:
-        """Refuse a second process on this folder. The lock goes with the process, however it ends."""
+        """Refuse a second process on this folder. The lock goes with the process, however it ends.
+
+        A record lock, not flock: loader workers, which are forked, must not inherit it and outlive us with it.
+        """
         self._lock = (self.path / ".lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{self.path} is in use by another process") from None
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def create(self, config: RunConfig, recipe: str, command: Sequence[str]) -> None:
         if self.config_file.exists():

@@ -17,7 +17,7 @@ from alltokens.engine.feeding import Feed, open_feed
 from alltokens.engine.loading import flatten, to_mapping, to_yaml
 from alltokens.engine.metrics import Scores
 from alltokens.engine.optimizer import build_optimizer
-from alltokens.engine.progress import Progress, closing_table
+from alltokens.engine.progress import Progress, closing_table, duration
 from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.engine.runtime import Runtime, start_runtime
 from alltokens.engine.schedule import peak_rate, total_epochs
@@ -89,7 +89,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     try:
         feed = open_feed(config, runtime)
         step, optimizer, generator = _prepare(config, runtime, feed, weights_from)
-        batches = feed.batches(epoch=0, start_batch=0)
+        batches = feed.batches(0, 0)
         step.train()
         times, first_loss, lines = [], float("nan"), []
         for index, batch in zip(range(DRY_RUN_UPDATES + 1), batches, strict=False):
@@ -122,7 +122,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
                 *(f"  {line}" for line in lines),
                 "",
                 f"first loss      {first_loss:.4f}",
-                f"estimated time  {_duration(seconds)} for {epochs:g} epochs of {feed.updates_per_epoch} updates "
+                f"estimated time  {duration(seconds)} for {epochs:g} epochs of {feed.updates_per_epoch} updates "
                 f"(steps alone, without evaluation; {1000 * per_batch:.0f} ms a batch)",
                 "nothing was written",
             ]
@@ -174,6 +174,7 @@ def _run(
             feed.write_skipped(folder.skipped_file)
         if config.log.trackers:
             runtime.accelerator.end_training()
+        folder.release()
     at = trainer.position
     if not quiet:
         closing_table(_closing(config, folder, feed, trainer, done_before))
@@ -211,7 +212,7 @@ def _closing(config: RunConfig, folder: RunFolder, feed: Feed, trainer: Trainer,
         rows.append(("skipped", f"{len(feed.skipped)} unreadable pictures, listed in {folder.skipped_file}"))
     pictures = at.update * config.train.batch_size
     rows += [
-        ("training", f"{_duration(at.seconds)}, {pictures / max(at.seconds, 1e-9):,.0f} pictures/s"),
+        ("training", f"{duration(at.seconds)}, {pictures / max(at.seconds, 1e-9):,.0f} pictures/s"),
         ("run folder", str(folder.path)),
         ("weights", f"{folder.weights / 'best'} (timm: local-dir:{folder.weights / 'best'})"),
         ("look again", f"alltokens evaluate {folder.path}"),
@@ -228,7 +229,3 @@ def _out_of_memory(config: RunConfig, runtime: Runtime) -> str:
         f"(now {str(config.train.checkpoint_activations).lower()})"
     )
 
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"

@@ -165,9 +165,8 @@ class Trainer:
         at.epoch_loss += sum(losses)
         speed = len(losses) * self.config.train.batch_size / max(seconds, 1e-9)
         mean = sum(losses) / len(losses)
-        progress.step(
-            update=at.update, epoch=at.epoch + 1, loss=mean, speed=speed, rate=rate, best=max(at.best_top1, 0.0)
-        )
+        best = at.best_top1 if at.best_epoch else None
+        progress.step(update=at.update, epoch=at.epoch + 1, loss=mean, speed=speed, rate=rate, best=best)
         self._record(kind="train", epoch=at.epoch + 1, update=at.update, loss=mean, lr=rate, pictures_per_second=speed)
 
     # --- after an epoch ---

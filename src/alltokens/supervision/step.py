@@ -37,7 +37,7 @@ class Follower(Protocol):
     @property
     def share(self) -> Tensor: ...  # (B,)
     @property
-    def token_shares(self) -> Tensor | None: ...  # (B, N)
+    def token_shares(self) -> Tensor: ...  # (B, N)
     def follow(self, plan: MixPlan) -> AbstractContextManager[object]: ...
 
 
@@ -82,7 +82,8 @@ class Supervision(nn.Module):
         self.net = net
         self.source = source
         self.mixer = Mixer(mixer) if isinstance(mixer, str) else mixer
-        self.follower = _follower(follower)
+        self.follower = _follower(follower, net)
+        self._knows_tokens = not isinstance(self.follower, Area) or self.follower.grid is not None
         self.smoothing = smoothing
         self.num_classes = classes
 
@@ -98,7 +99,8 @@ class Supervision(nn.Module):
         if self._mixes:
             targets = blend_targets(targets, plan.partner, share)
         loss = soft_cross_entropy(logits, targets)
-        return loss, Parts(logits, plan, targets, share, self.follower.token_shares, loss, None)
+        token_shares = self.follower.token_shares if self._knows_tokens else None
+        return loss, Parts(logits, plan, targets, share, token_shares, loss, None)
 
     @property
     def _mixes(self) -> bool:
@@ -112,9 +114,10 @@ class Supervision(nn.Module):
         return plan.to(images.device)
 
 
-def _follower(follower: str | Follower) -> Follower:
+def _follower(follower: str | Follower, net: nn.Module) -> Follower:
     if not isinstance(follower, str):
         return follower
     if follower not in FOLLOWERS:
         raise unknown("follower", follower, FOLLOWERS)
-    return Area()
+    grid = getattr(getattr(net, "patch_embed", None), "grid_size", None)
+    return Area((int(grid[0]), int(grid[1])) if grid is not None else None)

@@ -1,0 +1,63 @@
+"""alltokens recipes: list the packaged recipes, show one, copy one to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from alltokens.cli._options import Positional, asks_for_help, read, show_help, shown_as
+from alltokens.engine.loading import to_yaml
+from alltokens.engine.progress import table
+from alltokens.engine.recipes import load_recipe, packaged_recipes, recipe_name
+from alltokens.errors import UserError
+
+PROGRAM = "alltokens recipes"
+
+
+@dataclass(frozen=True)
+class Command:
+    name: Annotated[Positional[str | None], shown_as("NAME")] = None
+    """A recipe to show whole, every setting resolved; without it all are listed."""
+    out: Annotated[str | None, shown_as("FILE")] = None
+    """Write it to this .yaml file instead, as a start for one's own."""
+
+
+def main(words: Sequence[str]) -> int:
+    if asks_for_help(words):
+        show_help(Command(), PROGRAM, "List the packaged recipes, show one, or copy one to start from.")
+        return 0
+    command = read(Command(), words, PROGRAM)
+    if command.name is None:
+        if command.out is not None:
+            raise UserError("--out writes one recipe: say which, alltokens recipes NAME --out FILE")
+        _list()
+    elif command.out is None:
+        print(to_yaml(load_recipe(command.name)), end="")
+    else:
+        _copy(command.name, Path(command.out))
+    return 0
+
+
+def _list() -> None:
+    cards = {name: load_recipe(name).about for name in packaged_recipes()}
+    table(
+        ("recipe", "what it trains", "time", "expected"),
+        [(name, card.summary, card.time, card.expected) for name, card in cards.items()],
+    )
+    print("\nalltokens recipes NAME shows one; alltokens recipes NAME --out mine.yaml copies one to start from")
+
+
+def _copy(name: str, file: Path) -> None:
+    if file.suffix not in (".yaml", ".yml"):
+        raise UserError(f"--out {file}: a recipe's file ends in .yaml")
+    text = f"# Started from the recipe {recipe_name(name)}.\n" + to_yaml(load_recipe(name))
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} exists already; choose another name or remove it") from None
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from None
+    print(f"wrote {file}; train it with: alltokens train {file}")

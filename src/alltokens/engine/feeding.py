@@ -1,0 +1,263 @@
+"""From a recipe's data settings to the batches of a run, for this process.
+
+Shapes: B batch, C channels, H and W the network's input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from alltokens.data.datasets import PictureDataset, Sample
+from alltokens.data.device_augment import DeviceAugment
+from alltokens.data.loader import cache_pictures, default_workers, device_batches, evaluation_loader, training_loader
+from alltokens.data.picture_source import PackedStrings, PictureSource, usable, with_class_names
+from alltokens.data.pictures import UnreadablePicture
+from alltokens.data.sampler import EpochSampler, evaluation_indices
+from alltokens.data.sources import open_scenes, open_source
+from alltokens.data.transforms import EvalTransform
+from alltokens.engine.assembly import build_eval_transform, build_train_transform
+from alltokens.engine.config import DataConfig, RunConfig
+from alltokens.engine.runtime import Runtime
+from alltokens.errors import UserError
+
+SCENES = {"train": 6000, "val": 1000}  # how many pictures `data.root: scenes` makes
+MOST_WORKERS = 8
+
+
+@dataclasses.dataclass
+class Feed:
+    """The pictures of a run, as this process sees them."""
+
+    class_names: tuple[str, ...]
+    train_pictures: int
+    val_pictures: int
+    updates_per_epoch: int
+    batches: Callable[[int, int], Iterator[Sample]]
+    """(epoch, start_batch) -> this process's training batches from there to the epoch's end."""
+    evaluation_batches: Callable[[], Iterable[Sample]]
+    evaluation_batch_size: int
+    evaluation_forwards: int  # of the process that has the most
+    skipped: dict[str, None]  # a line for each unreadable picture met by this process, in order
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def write_skipped(self, file: Path) -> None:
+        if self.skipped:
+            file.write_text("".join(f"{line}\n" for line in self.skipped), encoding="utf-8")
+
+
+def open_feed(config: RunConfig, runtime: Runtime) -> Feed:
+    """Open a run's training and validation pictures and check that they fit the recipe."""
+    data, train = config.data, config.train
+    sources = _open_sources(data, runtime)
+    parts = runtime.world * train.accumulate
+    if train.batch_size % parts:
+        raise UserError(
+            f"train.batch_size {train.batch_size} counts over all processes and accumulation steps, so it must be a "
+            f"multiple of {runtime.world} x train.accumulate {train.accumulate}"
+        )
+    if train.batch_size > len(sources["train"]):
+        raise UserError(
+            f"train.batch_size {train.batch_size} is larger than the data: {len(sources['train'])} training pictures"
+        )
+    skipped: dict[str, None] = {}
+    batch = config.evaluation.batch_size or train.batch_size
+    batch = min(-(-batch // runtime.world), -(-len(sources["val"]) // runtime.world))
+    if data.cache == "device":
+        sampler, batches, evaluate = _cached(config, runtime, sources, batch, skipped)
+    else:
+        sampler, batches, evaluate = _loaded(config, runtime, sources, batch)
+    longest = len(evaluation_indices(len(sources["val"]), 0, runtime.world))
+    return Feed(
+        class_names=sources["train"].class_names,
+        train_pictures=sampler.length,
+        val_pictures=len(sources["val"]),
+        updates_per_epoch=sampler.batches_per_epoch // train.accumulate,
+        batches=lambda epoch, start: _watched(_epoch(sampler, batches, epoch, start), skipped),
+        evaluation_batches=lambda: _watched(evaluate(), skipped),
+        evaluation_batch_size=batch,
+        evaluation_forwards=-(-longest // batch),
+        skipped=skipped,
+    )
+
+
+def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | None = None) -> PictureSource:
+    """One split of a recipe's pictures; `class_names` of the training split make the labels of the other agree."""
+    where = {"train": data.train, "val": data.val}[split] or data.root
+    wanted = {"train": data.train_pictures, "val": data.val_pictures}[split]
+    if where is None:
+        raise UserError(f"where are the pictures? Set data.root (a folder with train/ and val/), or data.{split}")
+    if where == "scenes":
+        return open_scenes(wanted or SCENES[split], data.image_size, split=split)
+    named = {"train": data.train, "val": data.val}[split] is not None
+    source = open_source(
+        where,
+        None if named else split,
+        class_names=class_names,
+        allow_empty_classes=data.allow_empty_classes or split == "val",
+    )
+    return source if wanted is None else _subset(source, wanted)
+
+
+def _open_sources(data: DataConfig, runtime: Runtime) -> dict[str, PictureSource]:
+    if not runtime.is_main:
+        runtime.wait()  # the main process renders and caches the scenes
+    train = usable(open_pictures(data, "train"), data.allow_empty_classes)
+    val = open_pictures(data, "val", train.class_names)
+    if val.class_names != train.class_names:
+        val = with_class_names(val, train.class_names)
+    if runtime.is_main:
+        runtime.wait()
+    if data.num_classes is not None and data.num_classes != len(train.class_names):
+        raise UserError(
+            f"data.num_classes is {data.num_classes}, but {train.location} has {len(train.class_names)} classes"
+        )
+    return {"train": train, "val": val}
+
+
+def _subset(source: PictureSource, count: int) -> PictureSource:
+    """`count` pictures of all classes alike: every k-th of a fixed shuffle."""
+    if count > len(source):
+        raise UserError(f"{count} pictures wanted, {source.location} has {len(source)}")
+    chosen = np.sort(np.random.default_rng(0).permutation(len(source))[:count])
+    return dataclasses.replace(
+        source,
+        labels=source.labels[chosen],
+        keys=PackedStrings(source.keys[int(i)] for i in chosen),
+        read=_Chosen(source.read, chosen),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    read: Callable[[int], bytes | Image.Image]
+    indices: np.ndarray
+
+    def __call__(self, index: int) -> bytes | Image.Image:
+        return self.read(int(self.indices[index]))
+
+
+def _workers(data: DataConfig) -> int:
+    if data.workers is not None:
+        return data.workers
+    return min(default_workers(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), MOST_WORKERS)
+
+
+def _sampler(config: RunConfig, runtime: Runtime, pictures: int) -> EpochSampler:
+    return EpochSampler(
+        pictures,
+        config.train.batch_size // (runtime.world * config.train.accumulate),
+        seed=config.train.seed,
+        rank=runtime.rank,
+        world=runtime.world,
+        repeats=config.augment.repeats,
+    )
+
+
+Batches = Callable[[], Iterable[Sample]]
+
+
+def _loaded(
+    config: RunConfig, runtime: Runtime, sources: dict[str, PictureSource], evaluation_batch: int
+) -> tuple[EpochSampler, Batches, Batches]:
+    """Batches by loader processes."""
+    data, workers, pin = config.data, _workers(config.data), runtime.device.type == "cuda"
+    skip = data.on_bad_picture == "skip"
+    training = PictureDataset(
+        sources["train"],
+        build_train_transform(config.augment, data),
+        max_pixels=data.max_pixels,
+        on_bad_picture="skip" if skip else "error",
+    )
+    evaluation = PictureDataset(
+        sources["val"],
+        build_eval_transform(config.augment, data),
+        max_pixels=data.max_pixels,
+        on_bad_picture="mark" if skip else "error",
+    )
+    sampler = _sampler(config, runtime, len(training))
+    train_loader = training_loader(training, sampler, workers=workers, pin_memory=pin)
+    val_loader = evaluation_loader(
+        evaluation, evaluation_batch, rank=runtime.rank, world=runtime.world, workers=workers, pin_memory=pin
+    )
+    return sampler, lambda: train_loader, lambda: val_loader
+
+
+def _cached(
+    config: RunConfig,
+    runtime: Runtime,
+    sources: dict[str, PictureSource],
+    evaluation_batch: int,
+    skipped: dict[str, None],
+) -> tuple[EpochSampler, Batches, Batches]:
+    """Everything decoded once, on the device; evaluation pictures after their transform, so they are exactly as loaded."""
+    data, augment, device = config.data, config.augment, runtime.device
+    skip = data.on_bad_picture == "skip"
+    size = data.cache_size or round(data.image_size * 8 / 7)
+    if (data.train or data.root) == "scenes":
+        size = data.cache_size or data.image_size  # they are drawn at that size
+    workers = _workers(data) if (data.train or data.root) != "scenes" else 0
+    cache = cache_pictures(
+        sources["train"],
+        size,
+        device,
+        workers=workers,
+        max_pixels=data.max_pixels,
+        on_bad_picture="skip" if skip else "error",
+    )
+    skipped |= dict.fromkeys(cache.trouble)
+    sampler = _sampler(config, runtime, len(cache))
+    transform = DeviceAugment(
+        build_train_transform(augment, data), backend="inductor" if config.train.compile not in ("off", "aot_eager") else None
+    )
+    raw = EvalTransform(  # 0 to 255, to be kept as bytes
+        data.image_size, crop_fraction=augment.crop_fraction, mode=augment.evaluation, mean=(0, 0, 0), std=(1 / 255,) * 3
+    )
+    dataset = PictureDataset(
+        sources["val"], raw, max_pixels=data.max_pixels, on_bad_picture="mark" if skip else "error"
+    )
+    kept = [
+        sample._replace(image=sample.image.round().to(torch.uint8)).to(device)
+        for sample in evaluation_loader(
+            dataset, evaluation_batch, rank=runtime.rank, world=runtime.world, workers=workers, pin_memory=False
+        )
+    ]
+    mean = 255 * torch.tensor(augment.mean, device=device)[:, None, None]
+    std = 255 * torch.tensor(augment.std, device=device)[:, None, None]
+
+    def normalised(image: Tensor) -> Tensor:
+        return (image.float() - mean) / std
+
+    return (
+        sampler,
+        lambda: device_batches(cache, transform, sampler),
+        lambda: (sample._replace(image=normalised(sample.image)) for sample in kept),
+    )
+
+
+def _epoch(sampler: EpochSampler, batches: Batches, epoch: int, start: int) -> Iterable[Sample]:
+    sampler.set_epoch(epoch, start)
+    return batches()
+
+
+def _watched(batches: Iterable[Sample], skipped: dict[str, None]) -> Iterator[Sample]:
+    """Note the pictures that were skipped, and give a worker's error its own face back."""
+    try:
+        for batch in batches:
+            for lines in batch.trouble:
+                skipped |= dict.fromkeys(lines.splitlines())
+            yield batch
+    except UnreadablePicture as error:
+        # A worker's error arrives with its traceback as text; the last line is the message.
+        message = str(error).strip().splitlines()[-1].split("UnreadablePicture: ")[-1]
+        raise UnreadablePicture(f"{message}. To go on without such pictures: data.on_bad_picture skip") from None

@@ -1,0 +1,472 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import auto_augment as timm_ops
+from timm.data import create_transform
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import RandomResizedCropAndInterpolation
+
+from alltokens.core import geometry
+from alltokens.data.augment import (
+    INCREASING,
+    NUMBER,
+    PLAIN,
+    RandAugment,
+    draw_color_jitter,
+    draw_crop,
+    draw_erasing,
+    draw_rand_augment,
+)
+from alltokens.data.color import recolor
+from alltokens.data.transforms import EvalTransform, TrainTransform, resized_crop
+from alltokens.errors import UserError
+
+PLAIN_LOOK = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+MOVES = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")
+
+
+def coordinate_picture(width: int, height: int) -> Image.Image:
+    """Red says x, green says y, both from 0 to 1 in 255 levels at the edges; blue is full, so that fill is seen."""
+    x = (np.arange(width) + 0.5) / width * 255
+    y = (np.arange(height) + 0.5) / height * 255
+    levels = np.stack((*np.meshgrid(x, y), np.full((height, width), 255.0)), axis=-1)
+    return Image.fromarray(levels.round().astype(np.uint8))
+
+
+def noise_picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:
+    levels = np.random.default_rng(seed).integers(20, 230, (height // 5 + 1, width // 5 + 1, 3), dtype=np.uint8)
+    return Image.fromarray(levels).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def assert_colors_are_places(image: torch.Tensor, matrix: torch.Tensor, tolerance: float) -> float:
+    """Where the coordinate picture is shown (3, H, W), its colours must be what the matrix says. -> share shown."""
+    x, y = geometry.coordinates(matrix, tuple(image.shape[1:]))
+    # Away from the picture's edge, where filters lean on what is not there, and from the fill.
+    inner = ((x - 0.5).abs() < 0.47) & ((y - 0.5).abs() < 0.47) & (_shrunk(image[2] > 0.999))
+    if inner.any():
+        assert (image[0] - x)[inner].abs().max() < tolerance
+        assert (image[1] - y)[inner].abs().max() < tolerance
+    return float(inner.float().mean())
+
+
+def _shrunk(mask: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.avg_pool2d(mask[None, None].float(), 5, 1, 2)[0, 0] > 0.999
+
+
+def only(name: str, monkeypatch: pytest.MonkeyPatch, strength: float = 10.0) -> TrainTransform:
+    """A transform whose RandAugment always does this one operation."""
+    from alltokens.data import augment
+
+    def drawn(settings, pictures, rng):
+        sign = np.sign(rng.random((pictures, 1)) - 0.5)
+        operation = PLAIN[NUMBER[name]]
+        return np.full((pictures, 1), NUMBER[name]), sign * operation.span * strength / 10
+
+    monkeypatch.setattr(augment, "draw_rand_augment", drawn)
+    return TrainTransform(64, rand_augment="rand-m9-n1", erase_probability=0.0, scale=(0.3, 1.0), **PLAIN_LOOK)
+
+
+@pytest.mark.parametrize("source", [(300, 200), (90, 120), (64, 64), (1200, 700)])
+def test_crop_and_flips_follow_the_matrix(source):
+    transform = TrainTransform(64, rand_augment=None, erase_probability=0.0, vertical_flip=0.5, **PLAIN_LOOK)
+    picture = coordinate_picture(*source)
+    flips = set()
+    for seed in range(40):
+        image, matrix = transform(picture, generator(seed))
+        assert assert_colors_are_places(image, matrix, 1.2 / 255 + 0.5 / min(source) / 10) > 0.3
+        flips.add((bool(matrix[0, 0] < 0), bool(matrix[1, 1] < 0)))
+    assert len(flips) == 4
+
+
+@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("size", [64, (48, 80)])
+def test_every_move_at_full_strength_follows_the_matrix(name, size, monkeypatch):
+    transform = only(name, monkeypatch)
+    transform = TrainTransform(
+        size, rand_augment="rand-m9-n1", erase_probability=0.0, scale=(0.3, 1.0), vertical_flip=0.5, **PLAIN_LOOK
+    )
+    picture = coordinate_picture(300, 200)
+    shown = []
+    for seed in range(25):
+        image, matrix = transform(picture, generator(seed))
+        shown.append(assert_colors_are_places(image, matrix, 1.7 / 255))
+    assert np.mean(shown) > 0.25
+
+
+def test_moves_one_after_the_other_with_colors_left_out_follow_the_matrix():
+    transform = TrainTransform(64, rand_augment="rand-m10-n4-p1", erase_probability=0.0, **PLAIN_LOOK)
+    picture = coordinate_picture(300, 300)
+    colored = {number for number, operation in enumerate(PLAIN) if operation.name not in MOVES} - {NUMBER["Identity"]}
+    checked = 0
+    for seed in range(300):
+        from alltokens.data.augment import draw, numpy_generator
+
+        drawn = draw(transform.augmentation, np.array([300]), np.array([300]), numpy_generator(generator(seed)))
+        if drawn.moves is not None and not colored & set(drawn.operations[0].tolist()):
+            image, matrix = transform(picture, generator(seed))
+            assert_colors_are_places(image, matrix, 1.7 / 255)
+            checked += 1
+    assert checked >= 2
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_move_is_timm_s_move(name, monkeypatch):
+    transform = only(name, monkeypatch)
+    picture = noise_picture(64, 64)
+    from alltokens.data.augment import _moves
+
+    for amount in (-PLAIN[NUMBER[name]].span, PLAIN[NUMBER[name]].span):
+        theirs = timm_ops.NAME_TO_OP[name](picture, amount, resample=Image.Resampling.BILINEAR, fillcolor=(1, 2, 3))
+        from alltokens.data.transforms import _moved
+
+        move = _moves(np.array([[NUMBER[name]]]), np.array([[amount]]), transform.size)[0]
+        ours = _moved(picture, move, Image.Resampling.BILINEAR, (1, 2, 3))
+        difference = np.abs(np.asarray(ours).astype(int) - np.asarray(theirs))
+        if name.startswith("Translate"):  # ours goes by whole pixels: 29 instead of 28.8
+            assert difference.mean() < 8
+        else:
+            assert difference.max() <= 1
+
+
+def test_a_pure_flip_is_exact():
+    picture = noise_picture(64, 48)
+    settings = {"scale": (1.0, 1.0), "ratio": (4 / 3, 4 / 3), "rand_augment": None, "erase_probability": 0.0}
+    straight, _ = TrainTransform((48, 64), horizontal_flip=0.0, **settings)(picture, generator())
+    across, matrix = TrainTransform((48, 64), horizontal_flip=1.0, **settings)(picture, generator())
+    both, _ = TrainTransform((48, 64), horizontal_flip=1.0, vertical_flip=1.0, **settings)(picture, generator())
+    assert torch.equal(across, straight.flip(2))
+    assert torch.equal(both, straight.flip(1, 2))
+    assert matrix.tolist() == [[-1, 0, 1], [0, 1, 0]]
+
+
+def test_a_whole_picture_of_the_right_size_is_only_normalised():
+    picture = noise_picture(32, 32)
+    transform = TrainTransform(
+        32, scale=(1.0, 1.0), ratio=(1.0, 1.0), horizontal_flip=0.0, rand_augment=None, erase_probability=0.0
+    )
+    image, matrix = transform(picture)
+    levels = torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255
+    mean, std = torch.tensor(transform.mean)[:, None, None], torch.tensor(transform.std)[:, None, None]
+    torch.testing.assert_close(image, (levels - mean) / std)
+    assert torch.equal(matrix, torch.eye(2, 3))
+    assert image.dtype == matrix.dtype == torch.float32
+    assert image.is_contiguous()
+
+
+@pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
+@pytest.mark.parametrize("box", [(0, 0, 500, 375), (13, 40, 200, 300), (100, 100, 101, 103), (50, 60, 120, 110)])
+def test_the_resized_crop_is_pil_s(box, resample):
+    picture = noise_picture(500, 375)
+    ours = np.asarray(resized_crop(picture, box, (64, 96), resample)).astype(int)
+    theirs = np.asarray(picture.crop(box).resize((96, 64), resample)).astype(int)
+    limit = 12 if box[2] == 500 else 1  # five times smaller: PIL's own short cut
+    assert np.abs(ours - theirs).max() <= limit
+    assert np.abs(ours - theirs).mean() < 0.6
+
+
+@pytest.mark.parametrize("size", [(500, 375), (60, 90)])
+def test_crops_are_distributed_as_timm_s(size):
+    width, height = size
+    count, rng = 4000, np.random.default_rng(0)
+    scale, ratio = (0.08, 1.0), (3 / 4, 4 / 3)
+    ours = draw_crop(np.full(count, height), np.full(count, width), scale, ratio, rng)
+    picture = Image.new("RGB", size)
+    theirs = np.array([RandomResizedCropAndInterpolation.get_params(picture, scale, ratio) for _ in range(count)])
+    top, left, tall, wide = theirs.T.astype(float)
+    mine = {"left": ours[:, 0], "top": ours[:, 1], "width": ours[:, 2], "height": ours[:, 3]}
+    for name, theirs_one in {"left": left, "top": top, "width": wide, "height": tall}.items():
+        _assert_same_distribution(mine[name], theirs_one)
+    _assert_same_distribution(mine["width"] * mine["height"], wide * tall)
+    _assert_same_distribution(np.log(mine["width"] / mine["height"]), np.log(wide / tall))
+    assert (ours[:, 0] + ours[:, 2] <= width).all()
+    assert (ours[:, 1] + ours[:, 3] <= height).all()
+
+
+def test_small_crops_have_uniform_areas_and_log_uniform_ratios():
+    side = np.full(5000, 4000)
+    box = draw_crop(side, side, (0.1, 0.4), (0.5, 2.0), np.random.default_rng(0))
+    area, ratio = box[:, 2] * box[:, 3] / 4000**2, np.log(box[:, 2] / box[:, 3])
+    _assert_same_distribution(area, np.linspace(0.1, 0.4, 5000))
+    _assert_same_distribution(ratio, np.linspace(-math.log(2), math.log(2), 5000))
+
+
+def _assert_same_distribution(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Kolmogorov and Smirnov: 1.95 is passed once in a thousand times by equal ones (the draws are fixed by seed)."""
+    everything = np.concatenate((ours, theirs))
+    below_ours = np.searchsorted(np.sort(ours), everything, side="right") / len(ours)
+    below_theirs = np.searchsorted(np.sort(theirs), everything, side="right") / len(theirs)
+    assert np.abs(below_ours - below_theirs).max() < 1.95 * math.sqrt(1 / len(ours) + 1 / len(theirs))
+
+
+def test_crops_that_cannot_fit_are_the_greatest_central_box():
+    box = draw_crop(np.array([3, 500]), np.array([500, 3]), (0.9, 1.0), (3 / 4, 4 / 3), np.random.default_rng(0))
+    assert box.tolist() == [[248, 0, 4, 3], [0, 248, 3, 4]]
+
+
+@pytest.mark.parametrize("source", [(1, 1), (3, 500), (500, 3), (2, 2)])
+def test_pictures_of_any_size_work(source):
+    picture = coordinate_picture(*source)
+    for seed in range(20):
+        image, matrix = TrainTransform(32)(picture, generator(seed))
+        assert image.shape == (3, 32, 32)
+        assert image.isfinite().all()
+        assert matrix.isfinite().all()
+    image, matrix = EvalTransform(32)(picture)
+    assert image.shape == (3, 32, 32)
+    assert image.isfinite().all()
+
+
+TIMM_NAMES = {
+    True: [*timm_ops._RAND_INCREASING_TRANSFORMS],
+    False: [*timm_ops._RAND_TRANSFORMS],
+}
+
+
+@pytest.mark.parametrize("increasing", [False, True])
+def test_every_operation_of_timm_is_there_once(increasing):
+    assert sorted(name.removesuffix("Increasing") for name in TIMM_NAMES[increasing]) == sorted(
+        operation.name for operation in PLAIN[1:]
+    )
+
+
+@pytest.mark.parametrize("increasing", [False, True])
+@pytest.mark.parametrize("level", [0.0, 3.3, 7.0, 9.2, 10.0])
+def test_every_level_means_timm_s_argument(level, increasing):
+    settings = RandAugment(level, 1, 0.0, increasing, 1.0)
+    operations, arguments = draw_rand_augment(settings, 600, np.random.default_rng(0))
+    table = INCREASING if increasing else PLAIN
+    for name in TIMM_NAMES[increasing]:
+        to_argument = timm_ops.LEVEL_TO_ARG[name]
+        number = NUMBER[name.removesuffix("Increasing")]
+        ours = set(arguments[operations == number].round(9).tolist())
+        if to_argument is None:
+            assert ours == {0.0}
+            continue
+        theirs = {round(to_argument(level, {})[0], 9) for _ in range(40)}
+        assert ours == theirs
+        assert len(ours) == (2 if table[number].signed and level > 0 else 1)
+
+
+@pytest.mark.parametrize("name", [operation.name for operation in PLAIN[1:] if operation.name not in MOVES])
+@pytest.mark.parametrize("increasing", [False, True])
+@pytest.mark.parametrize("level", [0.0, 4.0, 9.0])
+def test_every_color_operation_is_timm_s_pixel_by_pixel(name, increasing, level):
+    theirs_name = name + "Increasing" if increasing and name + "Increasing" in timm_ops.NAME_TO_OP else name
+    to_argument = timm_ops.LEVEL_TO_ARG[theirs_name]
+    arguments = () if to_argument is None else to_argument(level, {})
+    if name == "Posterize" and arguments == (0,):
+        pytest.skip("newer versions of PIL refuse 0 bits; see the next test")
+    for seed in range(3):
+        picture = noise_picture(seed=seed)
+        before = picture.tobytes()
+        theirs = timm_ops.NAME_TO_OP[theirs_name](picture, *arguments)
+        ours = recolor(picture, NUMBER[name], arguments[0] if arguments else 0.0)
+        assert ours.tobytes() == theirs.tobytes()
+        assert picture.tobytes() == before
+
+
+def test_keeping_no_bits_is_a_black_picture():
+    assert recolor(noise_picture(), NUMBER["Posterize"], 0.0).getextrema() == ((0, 0),) * 3
+
+
+def test_rand_augment_applies_each_layer_half_of_the_time_and_all_operations_alike():
+    operations, _ = draw_rand_augment(RandAugment.parse("rand-m9-n3-mstd0.5-inc1"), 10_000, np.random.default_rng(0))
+    assert operations.shape == (10_000, 3)
+    shares = np.bincount(operations.ravel(), minlength=len(PLAIN)) / operations.size
+    assert abs(shares[0] - 0.5) < 0.01
+    assert np.abs(shares[1:] - 0.5 / 15).max() < 0.006
+
+
+def test_magnitudes_spread_and_stay_within_ten():
+    settings = RandAugment(9.0, 1, 0.5, False, 1.0)
+    operations, arguments = draw_rand_augment(settings, 60_000, np.random.default_rng(0))
+    magnitude = (arguments[operations == NUMBER["Color"]] - 0.1) / 0.18
+    assert abs(magnitude.mean() - 9.0) < 0.05
+    assert abs(magnitude.std() - 0.5) < 0.03
+    assert 9.9999 < magnitude.max() <= 10 + 1e-9
+    uniform = RandAugment.parse("rand-m8-mstd101-p1-n1")
+    operations, arguments = draw_rand_augment(uniform, 60_000, np.random.default_rng(0))
+    _assert_same_distribution((arguments[operations == NUMBER["Color"]] - 0.1) / 0.18, np.linspace(0, 8, 4000))
+
+
+def test_rand_augment_reads_timm_s_spelling():
+    assert RandAugment.parse("rand-m9-mstd0.5-inc1") == RandAugment(9.0, 2, 0.5, True, 0.5)
+    assert RandAugment.parse("rand-n3-p0.75") == RandAugment(10.0, 3, 0.0, False, 0.75)
+    assert RandAugment.parse("rand") == RandAugment()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("randm9", "must look like"),
+        ("rand-m9-q3", "unknown piece of rand_augment 'q'"),
+        ("rand-m9-m8", "'m8'"),
+        ("rand-m", "'m'"),
+        ("rand-m11", r"\[0, 10\]"),
+        ("rand-n0", "whole number"),
+        ("rand-inc2", "inc 0 or 1"),
+        ("rand-p1.5", r"p in \[0, 1\]"),
+        ("rand-mstd", "'mstd'"),
+    ],
+)
+def test_anything_else_in_rand_augment_is_an_error(text, said):
+    with pytest.raises(UserError, match=said):
+        TrainTransform(32, rand_augment=text)
+
+
+def test_color_jitter_draws_factors_about_one_in_every_order():
+    operations, arguments = draw_color_jitter((0.4, 0.2, 1.5), 6000, np.random.default_rng(0))
+    orders, counts = np.unique(operations, axis=0, return_counts=True)
+    assert len(orders) == 6
+    assert counts.min() > 850
+    for name, low, high in (("Brightness", 0.6, 1.4), ("Contrast", 0.8, 1.2), ("Color", 0.0, 2.5)):
+        _assert_same_distribution(arguments[operations == NUMBER[name]], np.linspace(low, high, 6000))
+    operations, arguments = draw_color_jitter((0.0, 0.3, 0.0), 5, np.random.default_rng(0))
+    assert (operations == NUMBER["Contrast"]).all()
+    assert draw_color_jitter((0.0, 0.0, 0.0), 5, np.random.default_rng(0))[0].shape == (5, 0)
+
+
+def test_color_jitter_colors_and_rand_augment_turns_it_off():
+    picture = noise_picture()
+    plain = {"rand_augment": None, "erase_probability": 0.0}
+    still, matrix = TrainTransform(32, **plain)(picture, generator())
+    jittered, same_matrix = TrainTransform(32, color_jitter=0.4, **plain)(picture, generator())
+    assert torch.equal(matrix, same_matrix)
+    assert (still - jittered).abs().mean() > 0.02
+    assert TrainTransform(32, color_jitter=0.4).augmentation.layers == 2
+
+
+def test_erased_boxes_are_distributed_as_timm_s():
+    count, side = 3000, 64
+    transform = TrainTransform(side, erase_probability=0.5, erase_count=2)
+    boxes = draw_erasing(transform.augmentation, count, np.random.default_rng(0))
+    ours = (boxes[..., 1] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 2])  # (n, 2)
+    erase = RandomErasing(0.5, mode="const", max_count=2, device="cpu")
+    theirs = np.array([side**2 - float(erase(torch.ones(1, side, side)).sum()) for _ in range(count)])
+    covered = np.zeros(count)
+    for number, picture in enumerate(boxes):
+        mask = np.zeros((side, side), dtype=bool)
+        for top, bottom, left, right in picture:
+            mask[top:bottom, left:right] = True
+        covered[number] = mask.sum()
+    _assert_same_distribution(covered, theirs)
+    assert abs((ours[:, 0] > 0).mean() - 0.5) < 0.03
+    assert abs((ours[:, 1] > 0).mean() - 0.25) < 0.03
+    assert boxes.min() >= 0
+    assert boxes.max() <= side
+
+
+def test_erasing_fills_with_noise_or_nothing_and_leaves_the_rest():
+    picture = noise_picture(64, 64)
+    settings = {"rand_augment": None, "scale": (1.0, 1.0), "ratio": (1.0, 1.0), "horizontal_flip": 0.0}
+    whole, _ = TrainTransform(64, erase_probability=0.0, **settings)(picture)
+    values, shares = [], []
+    for seed in range(60):
+        noisy, matrix = TrainTransform(64, erase_probability=1.0, **settings)(picture, generator(seed))
+        blank, _ = TrainTransform(64, erase_probability=1.0, erase_mode="const", **settings)(picture, generator(seed))
+        erased = blank != whole
+        assert torch.equal(erased, (noisy != whole) | erased)
+        assert (blank[erased] == 0).all()
+        assert torch.equal(matrix, torch.eye(2, 3))
+        values.append(noisy[erased])
+        shares.append(float(erased.float().mean()))
+    values = torch.cat(values)
+    assert abs(float(values.mean())) < 0.02
+    assert abs(float(values.std()) - 1) < 0.02
+    assert 0.02 <= min(shares) < max(shares) <= 0.34
+
+
+def test_the_same_generator_gives_the_same_result_and_the_picture_is_kept():
+    picture, transform = noise_picture(100, 80), TrainTransform(48, erase_probability=0.7)
+    before = picture.tobytes()
+    differ = 0
+    for seed in range(20):
+        image, matrix = transform(picture, generator(seed))
+        again, same_matrix = transform(picture, generator(seed))
+        assert torch.equal(image, again)
+        assert torch.equal(matrix, same_matrix)
+        differ += not torch.equal(matrix, transform(picture, generator(seed + 100))[1])
+    assert differ == 20
+    assert picture.tobytes() == before
+
+
+def test_without_a_generator_torch_s_own_seed_decides():
+    picture, transform = noise_picture(), TrainTransform(16)
+    state = torch.random.get_rng_state()
+    try:
+        results = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            results.append(transform(picture)[1])
+    finally:
+        torch.random.set_rng_state(state)
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("source", [(500, 375), (375, 500), (341, 256), (50, 60)])
+@pytest.mark.parametrize("fraction", [0.875, 0.95, 1.0])
+@pytest.mark.parametrize(("mode", "theirs"), [("center", None), ("squash", "squash")])
+def test_evaluation_is_timm_s(source, fraction, mode, theirs):
+    picture = noise_picture(*source)
+    reference = create_transform(64, crop_pct=fraction, crop_mode=theirs, interpolation="bicubic")
+    image, matrix = EvalTransform(64, fraction, mode=mode)(picture)
+    difference = (image - reference(picture)).abs()
+    assert difference.mean() < 0.01  # a level is about 0.017
+    assert difference.max() < 0.06
+    box_center = geometry.apply(matrix, torch.tensor([[0.5, 0.5]]))
+    assert (box_center - 0.5).abs().max() < 0.02
+
+
+def test_evaluation_s_matrix_says_where_the_pixels_came_from():
+    for source in ((300, 200), (200, 300)):
+        image, matrix = EvalTransform(64, **PLAIN_LOOK)(coordinate_picture(*source))
+        assert assert_colors_are_places(image, matrix, 1.5 / 255) > 0.9
+    image, matrix = EvalTransform((40, 80), 1.0, mode="squash", **PLAIN_LOOK)(coordinate_picture(300, 200))
+    torch.testing.assert_close(matrix, torch.eye(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"size": 0}, "size must be positive"),
+        ({"scale": (0.5, 0.1)}, "scale must be"),
+        ({"scale": (0.5, 1.1)}, "scale must be"),
+        ({"ratio": (0.0, 1.0)}, "ratio must be"),
+        ({"horizontal_flip": 1.5}, "horizontal_flip"),
+        ({"interpolation": "bicubik"}, "Did you mean 'bicubic'"),
+        ({"erase_mode": "pixels"}, "Did you mean 'pixel'"),
+        ({"erase_count": 0}, "erase_count"),
+        ({"color_jitter": (0.4, 0.4, 0.4, 0.1)}, "color_jitter"),
+        ({"color_jitter": -0.1}, "color_jitter"),
+        ({"std": (1.0, 0.0, 1.0)}, "std above 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_explained(settings, said):
+    with pytest.raises(UserError, match=said):
+        TrainTransform(**settings)
+
+
+@pytest.mark.parametrize("transform", [TrainTransform(16), EvalTransform(16)])
+def test_only_rgb_pictures_are_taken(transform):
+    with pytest.raises(UserError, match=r"convert\('RGB'\)"):
+        transform(Image.new("L", (20, 20)))
+
+
+def test_evaluation_refuses_what_it_does_not_know():
+    for settings, said in (
+        ({"crop_fraction": 1.2}, "crop_fraction"),
+        ({"mode": "centre"}, "Did you mean 'center'"),
+        ({"interpolation": "lanczos"}, "unknown interpolation"),
+    ):
+        with pytest.raises(UserError, match=said):
+            EvalTransform(16, **settings)
