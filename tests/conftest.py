@@ -1,5 +1,6 @@
-"""Every test runs on one thread and in the repository's root, wherever pytest was started."""
+"""Every test runs on one thread, in the repository's root, with a cache folder of its own."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,14 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread():
+def _apart(tmp_path_factory):
+    """What tests and the processes they start may touch: one thread, a cache that goes away."""
     torch.set_num_threads(1)
+    before = dict(os.environ)
+    os.environ |= {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    yield
+    os.environ.clear()
+    os.environ |= before
 
 
 @pytest.fixture(autouse=True)

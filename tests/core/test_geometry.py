@@ -41,7 +41,9 @@ def test_turning_keeps_all_lengths_in_pixels_and_the_centre(degrees, size):
     pixels = torch.tensor([size[1], size[0]], dtype=torch.float32)
     points = torch.rand(20, 2, generator=torch.Generator().manual_seed(1))
     turned = geometry.apply(geometry.rotate(degrees, size), points)
-    torch.testing.assert_close(torch.cdist(turned * pixels, turned * pixels), torch.cdist(points * pixels, points * pixels))
+    torch.testing.assert_close(
+        torch.cdist(turned * pixels, turned * pixels), torch.cdist(points * pixels, points * pixels)
+    )
     centre = torch.tensor([[0.5, 0.5]])
     torch.testing.assert_close(geometry.apply(geometry.rotate(degrees, size), centre), centre)
 

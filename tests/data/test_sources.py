@@ -74,6 +74,14 @@ def test_every_usual_extension_is_found(tmp_path: Path, extension: str) -> None:
     assert len(open_source(folder(tmp_path, f"a/1{extension}", f"b/2{extension}"))) == 2
 
 
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    folder(tmp_path / "elsewhere", "1.png")
+    folder(tmp_path / "root", "b/2.png")
+    (tmp_path / "root" / "a").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "root" / "b" / "back").symlink_to(tmp_path / "root")
+    assert list(open_source(tmp_path / "root").keys) == ["a/1.png", "b/2.png"]
+
+
 def test_folders_that_share_a_name_are_called_by_their_paths(tmp_path: Path) -> None:
     source = open_source(folder(tmp_path, "cat/black/1.png", "dog/black/2.png", "dog/white/3.png"))
     assert source.class_names == ("cat/black", "dog/black", "dog/white")

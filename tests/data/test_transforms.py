@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
 
 from alltokens.core import geometry
+from alltokens.data import augment
 from alltokens.data.augment import (
     INCREASING,
     NUMBER,
@@ -23,7 +25,7 @@ from alltokens.data.augment import (
     draw_rand_augment,
 )
 from alltokens.data.color import recolor
-from alltokens.data.transforms import EvalTransform, TrainTransform, resized_crop
+from alltokens.data.transforms import EvalTransform, TrainTransform, moved, resized_crop
 from alltokens.errors import UserError
 
 PLAIN_LOOK = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -47,32 +49,28 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def assert_colors_are_places(image: torch.Tensor, matrix: torch.Tensor, tolerance: float) -> float:
-    """Where the coordinate picture is shown (3, H, W), its colours must be what the matrix says. -> share shown."""
+def assert_colors_are_places(image: torch.Tensor, matrix: torch.Tensor, levels: float) -> float:
+    """Where the coordinate picture is shown (3, H, W), its colours must be what the matrix says. -> share checked."""
     x, y = geometry.coordinates(matrix, tuple(image.shape[1:]))
-    # Away from the picture's edge, where filters lean on what is not there, and from the fill.
-    inner = ((x - 0.5).abs() < 0.47) & ((y - 0.5).abs() < 0.47) & (_shrunk(image[2] > 0.999))
+    # Two pixels away from the fill and from the crop's edge, where filters lean on what is not there.
+    shown = torch.nn.functional.avg_pool2d((image[2:3] > 0.999).float(), 5, 1, 2)[0] > 0.999
+    inner = ((x - 0.5).abs() < 0.47) & ((y - 0.5).abs() < 0.47) & shown
     if inner.any():
-        assert (image[0] - x)[inner].abs().max() < tolerance
-        assert (image[1] - y)[inner].abs().max() < tolerance
+        error = 255 * torch.stack(((image[0] - x)[inner], (image[1] - y)[inner]))
+        assert error.abs().max() < levels
+        assert error.mean(dim=1).abs().max() < 0.9  # half a pixel would be one to two levels everywhere
     return float(inner.float().mean())
 
 
-def _shrunk(mask: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.avg_pool2d(mask[None, None].float(), 5, 1, 2)[0, 0] > 0.999
+def doing_only(name: str, monkeypatch: pytest.MonkeyPatch, **settings) -> TrainTransform:
+    """A transform whose RandAugment always does this operation, at full strength, one way or the other."""
 
-
-def only(name: str, monkeypatch: pytest.MonkeyPatch, strength: float = 10.0) -> TrainTransform:
-    """A transform whose RandAugment always does this one operation."""
-    from alltokens.data import augment
-
-    def drawn(settings, pictures, rng):
+    def drawn(_settings, pictures, rng):
         sign = np.sign(rng.random((pictures, 1)) - 0.5)
-        operation = PLAIN[NUMBER[name]]
-        return np.full((pictures, 1), NUMBER[name]), sign * operation.span * strength / 10
+        return np.full((pictures, 1), NUMBER[name]), sign * PLAIN[NUMBER[name]].span
 
     monkeypatch.setattr(augment, "draw_rand_augment", drawn)
-    return TrainTransform(64, rand_augment="rand-m9-n1", erase_probability=0.0, scale=(0.3, 1.0), **PLAIN_LOOK)
+    return TrainTransform(rand_augment="rand-m9-n1", erase_probability=0.0, **settings, **PLAIN_LOOK)
 
 
 @pytest.mark.parametrize("source", [(300, 200), (90, 120), (64, 64), (1200, 700)])
@@ -82,59 +80,50 @@ def test_crop_and_flips_follow_the_matrix(source):
     flips = set()
     for seed in range(40):
         image, matrix = transform(picture, generator(seed))
-        assert assert_colors_are_places(image, matrix, 1.2 / 255 + 0.5 / min(source) / 10) > 0.3
+        assert assert_colors_are_places(image, matrix, 1.5) > 0.3
         flips.add((bool(matrix[0, 0] < 0), bool(matrix[1, 1] < 0)))
     assert len(flips) == 4
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [64, (48, 80)])
-def test_every_move_at_full_strength_follows_the_matrix(name, size, monkeypatch):
-    transform = only(name, monkeypatch)
-    transform = TrainTransform(
-        size, rand_augment="rand-m9-n1", erase_probability=0.0, scale=(0.3, 1.0), vertical_flip=0.5, **PLAIN_LOOK
-    )
-    picture = coordinate_picture(300, 200)
-    shown = []
-    for seed in range(25):
-        image, matrix = transform(picture, generator(seed))
-        shown.append(assert_colors_are_places(image, matrix, 1.7 / 255))
-    assert np.mean(shown) > 0.25
-
-
-def test_moves_one_after_the_other_with_colors_left_out_follow_the_matrix():
-    transform = TrainTransform(64, rand_augment="rand-m10-n4-p1", erase_probability=0.0, **PLAIN_LOOK)
-    picture = coordinate_picture(300, 300)
-    colored = {number for number, operation in enumerate(PLAIN) if operation.name not in MOVES} - {NUMBER["Identity"]}
-    checked = 0
-    for seed in range(300):
-        from alltokens.data.augment import draw, numpy_generator
-
-        drawn = draw(transform.augmentation, np.array([300]), np.array([300]), numpy_generator(generator(seed)))
-        if drawn.moves is not None and not colored & set(drawn.operations[0].tolist()):
-            image, matrix = transform(picture, generator(seed))
-            assert_colors_are_places(image, matrix, 1.7 / 255)
-            checked += 1
-    assert checked >= 2
-
-
 @pytest.mark.parametrize("name", MOVES)
-def test_a_move_is_timm_s_move(name, monkeypatch):
-    transform = only(name, monkeypatch)
-    picture = noise_picture(64, 64)
-    from alltokens.data.augment import _moves
+def test_every_move_at_full_strength_follows_the_matrix(name, size, interpolation, monkeypatch):
+    settings = {"size": size, "interpolation": interpolation, "scale": (0.3, 1.0), "vertical_flip": 0.5}
+    transform = doing_only(name, monkeypatch, **settings)
+    picture = coordinate_picture(300, 200)
+    # Half a level each for the picture and the crop, up to one for PIL's affine map, which cuts instead of rounding.
+    shares = [assert_colors_are_places(*transform(picture, generator(seed)), 2.2) for seed in range(25)]
+    assert np.mean(shares) > 0.25
 
-    for amount in (-PLAIN[NUMBER[name]].span, PLAIN[NUMBER[name]].span):
-        theirs = timm_ops.NAME_TO_OP[name](picture, amount, resample=Image.Resampling.BILINEAR, fillcolor=(1, 2, 3))
-        from alltokens.data.transforms import _moved
 
-        move = _moves(np.array([[NUMBER[name]]]), np.array([[amount]]), transform.size)[0]
-        ours = _moved(picture, move, Image.Resampling.BILINEAR, (1, 2, 3))
-        difference = np.abs(np.asarray(ours).astype(int) - np.asarray(theirs))
-        if name.startswith("Translate"):  # ours goes by whole pixels: 29 instead of 28.8
-            assert difference.mean() < 8
-        else:
-            assert difference.max() <= 1
+def test_moves_one_after_the_other_follow_the_matrix(monkeypatch):
+    def drawn(_settings, pictures, rng):
+        chosen = rng.integers(augment.FIRST_MOVE, len(PLAIN), (pictures, 3))
+        return chosen, np.array([operation.span for operation in PLAIN])[chosen] * rng.uniform(-0.5, 0.5, (pictures, 3))
+
+    monkeypatch.setattr(augment, "draw_rand_augment", drawn)
+    transform = TrainTransform(64, erase_probability=0.0, **PLAIN_LOOK)
+    picture = coordinate_picture(200, 300)
+    shares = [assert_colors_are_places(*transform(picture, generator(seed)), 2.2) for seed in range(40)]
+    assert np.mean(shares) > 0.25
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("name", MOVES)
+def test_a_move_is_timm_s_move(name, sign):
+    picture, fill, amount = noise_picture(64, 64), (1, 2, 3), sign * PLAIN[NUMBER[name]].span
+    if name.startswith("Translate"):
+        amount = sign * 29 / 64  # ours go by whole pixels
+    theirs = timm_ops.NAME_TO_OP[name](picture, amount, resample=Image.Resampling.BILINEAR, fillcolor=fill)
+    move = augment._moves(np.array([[NUMBER[name]]]), np.array([[amount]]), (64, 64))[0]
+    ours = moved(picture, move, Image.Resampling.BILINEAR, fill)
+    assert np.abs(np.asarray(ours).astype(int) - np.asarray(theirs)).max() <= 1
+
+
+def test_shifts_are_rounded_to_whole_pixels():
+    move = augment._moves(np.array([[NUMBER["TranslateXRel"]]]), np.array([[0.45]]), (64, 64))
+    assert move[0].tolist() == [[1, 0, 29 / 64], [0, 1, 0]]  # 28.8
 
 
 def test_a_pure_flip_is_exact():
@@ -163,14 +152,21 @@ def test_a_whole_picture_of_the_right_size_is_only_normalised():
 
 
 @pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
-@pytest.mark.parametrize("box", [(0, 0, 500, 375), (13, 40, 200, 300), (100, 100, 101, 103), (50, 60, 120, 110)])
-def test_the_resized_crop_is_pil_s(box, resample):
+@pytest.mark.parametrize(
+    ("box", "levels"),
+    [
+        ((13, 40, 200, 240), 2),
+        ((100, 100, 101, 103), 1),
+        ((50, 60, 120, 110), 2),
+        ((0, 0, 500, 375), 12),  # more than four times smaller: PIL's own short cut
+    ],
+)
+def test_the_resized_crop_is_pil_s(box, levels, resample):
     picture = noise_picture(500, 375)
     ours = np.asarray(resized_crop(picture, box, (64, 96), resample)).astype(int)
     theirs = np.asarray(picture.crop(box).resize((96, 64), resample)).astype(int)
-    limit = 12 if box[2] == 500 else 1  # five times smaller: PIL's own short cut
-    assert np.abs(ours - theirs).max() <= limit
-    assert np.abs(ours - theirs).mean() < 0.6
+    assert np.abs(ours - theirs).max() <= levels
+    assert np.abs(ours - theirs).mean() < levels / 12
 
 
 @pytest.mark.parametrize("size", [(500, 375), (60, 90)])
@@ -258,13 +254,11 @@ def test_every_level_means_timm_s_argument(level, increasing):
 
 @pytest.mark.parametrize("name", [operation.name for operation in PLAIN[1:] if operation.name not in MOVES])
 @pytest.mark.parametrize("increasing", [False, True])
-@pytest.mark.parametrize("level", [0.0, 4.0, 9.0])
+@pytest.mark.parametrize("level", [2.5, 4.0, 9.0])
 def test_every_color_operation_is_timm_s_pixel_by_pixel(name, increasing, level):
     theirs_name = name + "Increasing" if increasing and name + "Increasing" in timm_ops.NAME_TO_OP else name
     to_argument = timm_ops.LEVEL_TO_ARG[theirs_name]
     arguments = () if to_argument is None else to_argument(level, {})
-    if name == "Posterize" and arguments == (0,):
-        pytest.skip("newer versions of PIL refuse 0 bits; see the next test")
     for seed in range(3):
         picture = noise_picture(seed=seed)
         before = picture.tobytes()
@@ -342,7 +336,9 @@ def test_color_jitter_colors_and_rand_augment_turns_it_off():
     jittered, same_matrix = TrainTransform(32, color_jitter=0.4, **plain)(picture, generator())
     assert torch.equal(matrix, same_matrix)
     assert (still - jittered).abs().mean() > 0.02
-    assert TrainTransform(32, color_jitter=0.4).augmentation.layers == 2
+    settings = {"erase_probability": 0.0, "rand_augment": "rand-m9"}
+    augmented, _ = TrainTransform(32, **settings)(picture, generator())
+    assert torch.equal(TrainTransform(32, color_jitter=0.4, **settings)(picture, generator())[0], augmented)
 
 
 def test_erased_boxes_are_distributed_as_timm_s():
@@ -382,7 +378,7 @@ def test_erasing_fills_with_noise_or_nothing_and_leaves_the_rest():
     values = torch.cat(values)
     assert abs(float(values.mean())) < 0.02
     assert abs(float(values.std()) - 1) < 0.02
-    assert 0.02 <= min(shares) < max(shares) <= 0.34
+    assert 0.018 < min(shares) < max(shares) < 0.34
 
 
 def test_the_same_generator_gives_the_same_result_and_the_picture_is_kept():
@@ -397,6 +393,14 @@ def test_the_same_generator_gives_the_same_result_and_the_picture_is_kept():
         differ += not torch.equal(matrix, transform(picture, generator(seed + 100))[1])
     assert differ == 20
     assert picture.tobytes() == before
+
+
+def test_transforms_travel_to_workers():
+    picture = noise_picture()
+    for transform in (TrainTransform(16), EvalTransform(16)):
+        copy = pickle.loads(pickle.dumps(transform))
+        assert torch.equal(copy(picture, generator())[0], transform(picture, generator())[0])
+        assert repr(copy) == repr(transform)
 
 
 def test_without_a_generator_torch_s_own_seed_decides():
@@ -430,7 +434,7 @@ def test_evaluation_is_timm_s(source, fraction, mode, theirs):
 def test_evaluation_s_matrix_says_where_the_pixels_came_from():
     for source in ((300, 200), (200, 300)):
         image, matrix = EvalTransform(64, **PLAIN_LOOK)(coordinate_picture(*source))
-        assert assert_colors_are_places(image, matrix, 1.5 / 255) > 0.9
+        assert assert_colors_are_places(image, matrix, 1.5) > 0.85
     image, matrix = EvalTransform((40, 80), 1.0, mode="squash", **PLAIN_LOOK)(coordinate_picture(300, 200))
     torch.testing.assert_close(matrix, torch.eye(2, 3))
 

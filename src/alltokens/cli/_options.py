@@ -50,8 +50,6 @@ Switch = Annotated[
 ]
 
 
-
-
 def shown_as(value: str) -> Any:
     """For `Annotated`: what the help writes for an option's value."""
     return tyro.conf.arg(metavar=value)
@@ -196,7 +194,7 @@ def _metavar(kind: Any) -> str:
 def _as_typed(value: Any) -> list[str]:
     """A default as one would type it."""
     if isinstance(value, tuple):
-        return [word for item in value for word in _as_typed(item)]
+        return [word for item in value for word in _as_typed(item)] or ["[]"]
     if isinstance(value, bool) or value is None:
         return [{True: "true", False: "false", None: "null"}[value]]
     if isinstance(value, dict):

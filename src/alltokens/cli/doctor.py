@@ -58,7 +58,9 @@ def _versions() -> list[Finding]:
     found = [Finding("alltokens", True, __version__), Finding("python", True, platform.python_version())]
     for name in PACKAGES:
         version = _version(name)
-        found.append(Finding(name, version is not None, version or "not installed", "" if version else f"pip install {name}"))
+        found.append(
+            Finding(name, version is not None, version or "not installed", "" if version else f"pip install {name}")
+        )
     return found
 
 
@@ -71,7 +73,11 @@ def _devices() -> list[Finding]:
     cuda = torch.version.cuda
     driver = _driver()
     if not torch.cuda.is_available():
-        advice = f"torch is built for CUDA {cuda}; the driver is {driver or 'not there'}" if cuda else "torch is built without"
+        advice = (
+            f"torch is built for CUDA {cuda}; the driver is {driver or 'not there'}"
+            if cuda
+            else "torch is built without"
+        )
         return [*found, Finding("cuda", False, "no device", advice)]
     found.append(Finding("cuda", True, f"{cuda}, driver {driver or 'unknown'}"))
     for index in range(torch.cuda.device_count()):

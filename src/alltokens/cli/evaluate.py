@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from alltokens.cli._options import Positional, Switch, asks_for_help, read, show_help, shown_as
-from alltokens.engine.progress import closing_table
+from alltokens.engine.progress import closing_table, duration
 from alltokens.errors import UserError
 
 PROGRAM = "alltokens evaluate"
@@ -22,10 +22,18 @@ class Command:
     """The pictures; the default is the run's own."""
     split: str = "val"
     """Which part of them."""
-    batch_size: int | None = None
-    """Pictures at a time; the default is the run's."""
     weights: Literal["best", "last"] = "best"
     """Which weights of the run."""
+    batch_size: int | None = None
+    """Pictures at a time."""
+    image_size: int | None = None
+    """Side of the input in pixels, if not the one that the model was trained for."""
+    workers: int | None = None
+    """Loader processes."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    on_bad_picture: Literal["error", "skip"] = "error"
+    """What to do with a picture that cannot be read; skipped ones are counted."""
     json: Switch = False
     """Print JSON instead of a table."""
 
@@ -35,27 +43,32 @@ def main(words: Sequence[str]) -> int:
         show_help(Command(), PROGRAM, "Top-1, top-5 and loss of a run or a model, exact for any number of processes.")
         return 0
     command = read(Command(), words, PROGRAM)
+    options = {
+        item.name: getattr(command, item.name) for item in fields(command) if item.name not in ("target", "json")
+    }
     if command.target is None:
         raise UserError(f"evaluate what? {PROGRAM} RUN|MODEL [--data DIR]")
     from alltokens.evaluate import evaluate
 
-    result = evaluate(
-        command.target,
-        data=command.data,
-        split=command.split,
-        batch_size=command.batch_size,
-        weights=command.weights,
-    )
-    if command.json:
-        print(json.dumps(result._asdict(), default=str, indent=2))
+    result = evaluate(command.target, **options)
+    if result is None:  # not the main process
         return 0
-    closing_table([(name, _shown(name, value)) for name, value in result._asdict().items() if value is not None])
+    if command.json:
+        print(json.dumps(result._asdict(), indent=2))
+        return 0
+    speed = result.pictures / max(result.seconds, 1e-9)
+    skipped = f", {result.skipped} skipped" if result.skipped else ""
+    closing_table(
+        [
+            (
+                "model",
+                f"{result.parameters / 1e6:.2f} M parameters, {result.gmacs:.2f} GMACs at {result.image_size} px",
+            ),
+            ("pictures", f"{result.pictures} of {result.classes} classes in {result.data}{skipped}"),
+            ("top-1", f"{result.top1:.2f} %"),
+            ("top-5", f"{result.top5:.2f} %"),
+            ("loss", f"{result.loss:.4f}"),
+            ("took", f"{duration(result.seconds)}, {speed:,.0f} pictures/s"),
+        ]
+    )
     return 0
-
-
-def _shown(name: str, value: object) -> str:
-    if name in ("top1", "top5"):
-        return f"{value:.2f} %"
-    if name == "parameters":
-        return f"{int(str(value)) / 1e6:.2f} M"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

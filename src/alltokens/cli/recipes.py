@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from alltokens.cli._options import Positional, asks_for_help, read, show_help, shown_as
+from alltokens.engine.config import RecipeCard
 from alltokens.engine.loading import to_yaml
 from alltokens.engine.progress import table
 from alltokens.engine.recipes import load_recipe, packaged_recipes, recipe_name
@@ -52,10 +53,11 @@ def _list() -> None:
 def _copy(name: str, file: Path) -> None:
     if file.suffix not in (".yaml", ".yml"):
         raise UserError(f"--out {file}: a recipe's file ends in .yaml")
-    text = f"# Started from the recipe {recipe_name(name)}.\n" + to_yaml(load_recipe(name))
+    # The card's promises hold for the recipe as it is, not for what becomes of the copy.
+    copy = replace(load_recipe(name), about=RecipeCard(summary=f"started from {recipe_name(name)}"))
     try:
         with file.open("x", encoding="utf-8") as out:
-            out.write(text)
+            out.write(to_yaml(copy))
     except FileExistsError:
         raise UserError(f"{file} exists already; choose another name or remove it") from None
     except OSError as error:

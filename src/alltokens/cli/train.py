@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from alltokens.cli import _options
 from alltokens.cli._options import Hidden, Positional, Switch, shown_as
-from alltokens.engine.checks import check
 from alltokens.engine.config import RecipeCard, RunConfig
 from alltokens.engine.loading import build
 from alltokens.engine.recipes import load_recipe, overlay, packaged_recipes, recipe_name
@@ -58,7 +57,6 @@ def _train(command: Command, settings: dict[str, Any], words: Sequence[str]) -> 
     if command.recipe is None:
         raise UserError(f"which recipe? {PROGRAM} RECIPE, one of {', '.join(packaged_recipes())}, or a .yaml file")
     config = overlay(load_recipe(command.recipe), settings, _options.WHERE)
-    check(config)
     from alltokens.engine import runs
 
     if command.dry_run:
@@ -69,8 +67,8 @@ def _train(command: Command, settings: dict[str, Any], words: Sequence[str]) -> 
         recipe=recipe_name(command.recipe),
         run_dir=None if command.run_dir is None else Path(command.run_dir),
         weights_from=command.weights_from,
-        overwrite=command.overwrite,
         command=["alltokens", "train", *words],
+        **({"overwrite": True} if command.overwrite else {}),
     )
 
 

@@ -51,14 +51,21 @@ def residual(share: Tensor, branch: Tensor, terms: int = 1) -> Tensor:
     One ordinary residual is the mean of the two (FACTS 3.1); a second parallel branch finds terms=2; terms=0 forgets
     the stream.
     """
-    return (share * terms + branch) / (terms + 1)
+    return (share * terms + branch) / (terms + 1) if terms else branch
 
 
 def aggregation(
-    share: Tensor, size: int | tuple[int, int], stride: int | tuple[int, int], padding: int | tuple[int, int] = 0
+    share: Tensor,
+    size: int | tuple[int, int],
+    stride: int | tuple[int, int],
+    padding: int | tuple[int, int] = 0,
+    ceil: bool = False,
 ) -> Tensor:
-    """(B, h, w) -> (B, h', w'): the plain mean of the tokens that are merged; padding carries no share and is left out."""
-    return F.avg_pool2d(share.unsqueeze(1), size, stride, padding, count_include_pad=False).squeeze(1)
+    """(B, h, w) -> (B, h', w'): the plain mean of the tokens that are merged, of those inside the picture.
+
+    `ceil` keeps a window that lies only partly inside.
+    """
+    return F.avg_pool2d(share.unsqueeze(1), size, stride, padding, ceil, count_include_pad=False).squeeze(1)
 
 
 def convolution(share: Tensor, kernel: Tensor, padding: tuple[int, int], dilation: tuple[int, int] = (1, 1)) -> Tensor:

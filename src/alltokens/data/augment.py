@@ -150,13 +150,6 @@ class Augmentation:
                 f"got {self.color_jitter}"
             )
 
-    @property
-    def layers(self) -> int:
-        """How many colour operations follow one another."""
-        if self.rand_augment is not None:
-            return self.rand_augment.layers
-        return sum(strength > 0 for strength in self.color_jitter)
-
 
 class Drawn(NamedTuple):
     """The parameters of n pictures."""
@@ -164,9 +157,7 @@ class Drawn(NamedTuple):
     box: Floats  # (n, 4): left, top, width, height of the crop, in whole pixels of the source
     bicubic: NDArray[np.bool_]  # (n,)
     flips: NDArray[np.bool_]  # (n, 2): horizontal, vertical
-    moves: (
-        Tensor | None
-    )  # (n, 2, 3) float64: RandAugment's moves, from the crop to the flipped crop; None: no picture's
+    moves: Tensor | None  # (n, 2, 3) float64: RandAugment's, after the flips; None where no picture has any
     operations: Integers  # (n, L): colour operations in order, numbers of PLAIN
     arguments: Floats  # (n, L)
     erased: Integers  # (n, E, 4): top, bottom, left, right in pixels of the crop; empty where bottom is 0

@@ -49,13 +49,15 @@ def recolor_batch(images: Tensor, operations: Tensor, arguments: Tensor, equaliz
 
     `equalized` holds the rows that Equalize is for, the only ones whose histograms are made, filled up with B.
     """
+    # Extremes are taken of numbers, not of bytes: what torch 2.15 compiles for amin of uint8 on a CPU is wrong.
+    pixels = images.float()
     red, green, blue = images.int().unbind(1)  # (B, H, W) each
     gray = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16  # PIL's weights, in 1/65536
     argument = arguments[:, None]  # (B, 1)
     mean = gray.float().mean(dim=(1, 2)).add(0.5).floor()[:, None]  # (B, 1)
     tables = _levels(images.device).expand(*images.shape[:2], LEVELS)  # (B, 3, V)
     candidates = {
-        "AutoContrast": autocontrast_table(images.amin(dim=(2, 3)), images.amax(dim=(2, 3))),
+        "AutoContrast": autocontrast_table(pixels.amin(dim=(2, 3)), pixels.amax(dim=(2, 3))),
         "Equalize": _equalize_tables(images, equalized),
         "Contrast": contrast_table(mean, argument),
         **{name: table(argument) for name, table in _TABLES.items()},
@@ -65,10 +67,10 @@ def recolor_batch(images: Tensor, operations: Tensor, arguments: Tensor, equaliz
     colored = tables.gather(2, images.flatten(2).long()).view(images.shape).float()
     is_color = (operations == NUMBER["Color"])[:, None, None, None]
     blended = is_color | (operations == NUMBER["Sharpness"])[:, None, None, None]
-    away = torch.where(is_color, gray[:, None].float(), _smooth(images))
+    away = torch.where(is_color, gray[:, None].float(), _smooth(pixels))
     factor = torch.where(blended, arguments[:, None, None, None], 1.0)
     away = torch.where(blended, away, colored)
-    return _whole(away + factor * (colored - away)).to(torch.uint8)
+    return _whole((colored - away).mul_(factor).add_(away)).to(torch.uint8)
 
 
 def invert_table(argument: Tensor) -> Tensor:
@@ -76,34 +78,34 @@ def invert_table(argument: Tensor) -> Tensor:
 
 
 def posterize_table(bits: Tensor) -> Tensor:
-    """(..., ) bits kept -> (..., V). 0 bits keep nothing: a black picture."""
+    """(...) bits kept -> (..., V). 0 bits keep nothing: a black picture."""
     step = torch.exp2(8 - bits.clamp(0, 8))[..., None].int()
     return _levels(bits.device) // step * step
 
 
 def solarize_table(threshold: Tensor) -> Tensor:
-    """(..., ) -> (..., V): levels from the threshold on are inverted."""
+    """(...) -> (..., V): levels from the threshold on are inverted."""
     levels = _levels(threshold.device)
     return torch.where(levels < threshold[..., None], levels, LEVELS - 1 - levels)
 
 
 def solarize_add_table(added: Tensor) -> Tensor:
-    """(..., ) -> (..., V): the dark half of the levels is made lighter."""
+    """(...) -> (..., V): the dark half of the levels is made lighter."""
     levels = _levels(added.device)
     return torch.where(levels < 128, (levels + added[..., None].int()).clamp(max=LEVELS - 1), levels)
 
 
 def brightness_table(factor: Tensor) -> Tensor:
-    return _whole(factor[..., None] * _levels(factor.device)).int()
+    return _whole(factor[..., None] * _levels(factor.device))
 
 
 def contrast_table(mean: Tensor, factor: Tensor) -> Tensor:
-    """(..., ) the rounded mean of the grey picture, (..., ) -> (..., V): away from that mean, or towards it."""
-    return _whole(mean[..., None] + factor[..., None] * (_levels(mean.device) - mean[..., None])).int()
+    """(...) the rounded mean of the grey picture, (...) -> (..., V): away from that mean, or towards it."""
+    return _whole(mean[..., None] + factor[..., None] * (_levels(mean.device) - mean[..., None]))
 
 
 def autocontrast_table(low: Tensor, high: Tensor) -> Tensor:
-    """(..., ) darkest and lightest level -> (..., V): stretched over all levels; one single level stays."""
+    """(...) darkest and lightest level -> (..., V): stretched over all levels; one single level stays."""
     low, high = low[..., None].int(), high[..., None].int()
     levels = _levels(low.device)
     stretched = ((levels - low) * (LEVELS - 1)).clamp(min=0) // (high - low).clamp(min=1)
@@ -138,23 +140,25 @@ def _levels(device: torch.device) -> Tensor:
 
 
 def _whole(values: Tensor) -> Tensor:
-    """Levels as PIL makes them of a blend: clipped, then cut to whole numbers."""
-    return values.clamp(0, LEVELS - 1).floor()
+    """New values -> levels as PIL makes them of a blend: clipped, then cut (not rounded) to whole numbers."""
+    return values.clamp_(0, LEVELS - 1).int()
 
 
 def _equalize_tables(images: Tensor, rows: Tensor) -> Tensor:
     """(B, 3, H, W), (R,) -> (B, 3, V): the equalizing tables of those rows; rows of number B lead nowhere."""
     batch = len(images)
     some = images[rows.clamp(max=batch - 1)].flatten(2).long()  # (R, 3, H * W)
-    histogram = torch.zeros(*some.shape[:2], LEVELS, dtype=torch.int32, device=images.device)
-    histogram = histogram.scatter_add(2, some, torch.ones_like(some, dtype=torch.int32))
+    planes = torch.arange(3 * len(rows), device=images.device).view(-1, 3, 1)
+    places = (some + LEVELS * planes).flatten()
+    histogram = torch.zeros(3 * len(rows) * LEVELS, dtype=torch.int32, device=images.device)
+    histogram = histogram.scatter_add(0, places, torch.ones_like(places, dtype=torch.int32)).view(-1, 3, LEVELS)
     tables = _levels(images.device).repeat(batch + 1, 3, 1)
     return tables.index_copy(0, rows, equalize_table(histogram))[:batch]
 
 
-def _smooth(images: Tensor) -> Tensor:
-    """(B, 3, H, W) uint8 -> float32, whole: the mean of 3 x 3 pixels, the middle one counting 5 times; edges stay."""
-    pixels = images.float()
+def _smooth(pixels: Tensor) -> Tensor:
+    """(B, 3, H, W) float32 levels -> the mean of 3 x 3 pixels, the middle one counting 5 times; edges stay."""
     inner = pixels[..., 1:-1, 1:-1]
-    smoothed = ((F.avg_pool2d(pixels, 3, stride=1, divisor_override=1) + 4 * inner) / 13 + 0.5).floor()
-    return pixels + F.pad(smoothed - inner, (1, 1, 1, 1))
+    # In place on the new sum: on a GPU these passes cost what their memory costs.
+    smoothed = F.avg_pool2d(pixels, 3, stride=1, divisor_override=1).add_(inner, alpha=4)
+    return pixels + F.pad(smoothed.div_(13).add_(0.5).floor_().sub_(inner), (1, 1, 1, 1))

@@ -46,6 +46,7 @@ class DeviceAugment:
 
     def __init__(self, transform: TrainTransform, backend: str | None = None) -> None:
         self.transform = transform
+        self._constants: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
         self._apply = augment_batch
         if backend is not None:
             self._apply = torch.compile(augment_batch, backend=backend, fullgraph=True)
@@ -77,45 +78,51 @@ class DeviceAugment:
             parameters,
             _equalized_rows(drawn, pictures.device),
             noise,
-            self.transform.size,
-            "bicubic" if drawn.bicubic[0] else "bilinear",
-            augmentation.rand_augment is not None,
-            augmentation.erase_probability > 0,
-            self.transform.fill,
-            self.transform.mean,
-            self.transform.std,
+            *self._colors(pictures.device),
+            size=self.transform.size,
+            interpolation="bicubic" if drawn.bicubic[0] else "bilinear",
+            moves=augmentation.rand_augment is not None,
+            erase=augmentation.erase_probability > 0,
         )
         return images, parameters.matrix
+
+    def _colors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Fill, mean and std (3, 1, 1) in levels, taken over once: a copy of plain memory would wait for the device."""
+        if device not in self._constants:
+            mean, std = (255 * torch.tensor(color) for color in (self.transform.mean, self.transform.std))
+            fill = torch.tensor(self.transform.fill, dtype=torch.float32)
+            self._constants[device] = (_planes(fill, device), _planes(mean, device), _planes(std, device))
+        return self._constants[device]
 
 
 def augment_batch(
     pictures: Tensor,
     parameters: Parameters,
-    equalized: tuple[Tensor, ...],
+    equalized: Tensor,
     noise: Tensor | None,
+    fill: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    *,
     size: tuple[int, int],
     interpolation: str,
     moves: bool,
     erase: bool,
-    fill: tuple[int, ...],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
 ) -> Tensor:
-    """(B, 3, S, R) uint8 -> (B, 3, H, W) float32, normalised. Tensors only: can be compiled whole."""
+    """(B, 3, S, R) uint8 -> (B, 3, H, W) float32, normalised. Tensors only: can be compiled whole.
 
-    def color(values: tuple[float, ...]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=pictures.device)[:, None, None]
-
+    `equalized` (L, X) are the rows to equalize in each layer, see `recolor_batch`; colours are (3, 1, 1), in levels.
+    """
     images = sample(pictures, parameters.matrix, size, interpolation)
     if moves:
         x, y = geometry.coordinates(parameters.within, size)  # (B, H, W) each
         inside = ((x - 0.5).abs() <= 0.5) & ((y - 0.5).abs() <= 0.5)
-        images = torch.where(inside[:, None], images, color(fill))
-    if equalized:
+        images = torch.where(inside[:, None], images, fill)
+    if len(equalized) > 0:
         images = images.round().to(torch.uint8)
-        for layer, rows in enumerate(equalized):
+        for layer, rows in enumerate(equalized.unbind(0)):
             images = recolor_batch(images, parameters.operations[:, layer], parameters.arguments[:, layer], rows)
-    images = (images - 255 * color(mean)).div_(255 * color(std))
+    images = (images - mean).div_(std)
     if erase:
         rows = torch.arange(size[0], device=pictures.device)
         columns = torch.arange(size[1], device=pictures.device)
@@ -161,16 +168,25 @@ def _parameters(drawn: Drawn, heights: np.ndarray, widths: np.ndarray, device: t
     return Parameters(matrix.view(-1, 2, 3), within.view(-1, 2, 3), operations, arguments, erased.reshape(batch, -1, 4))
 
 
-def _equalized_rows(drawn: Drawn, device: torch.device) -> tuple[Tensor, ...]:
-    """For each layer the rows to equalize, filled up with B to a multiple of 16: few lengths, few compilations."""
+def _equalized_rows(drawn: Drawn, device: torch.device) -> Tensor:
+    """(L, X): for each layer the rows to equalize, filled up with B.
+
+    X is a multiple of an eighth of the batch, far more than RandAugment draws in a layer (1 in 30): nearly always the
+    same, so that nothing is compiled twice.
+    """
     batch = len(drawn.operations)
-    found = []
-    for layer in drawn.operations.T:
-        rows = np.flatnonzero(layer == NUMBER["Equalize"])
-        padded = np.full(16 * max(1, -(-len(rows) // 16)), batch)
-        padded[: len(rows)] = rows
-        found.append(_to_device(torch.from_numpy(padded), device))
-    return tuple(found)
+    hits = (drawn.operations == NUMBER["Equalize"]).T  # (L, B)
+    step = max(8, -(-batch // 8))
+    most = int(hits.sum(axis=1).max(initial=1))
+    rows = np.sort(np.where(hits, np.arange(batch), batch), axis=1)  # the hits first
+    padded = np.full((len(hits), step * -(-most // step)), batch)
+    kept = min(batch, padded.shape[1])
+    padded[:, :kept] = rows[:, :kept]
+    return _to_device(torch.from_numpy(padded), device)
+
+
+def _planes(color: Tensor, device: torch.device) -> Tensor:
+    return color[:, None, None].to(device)
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:

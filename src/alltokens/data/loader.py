@@ -70,13 +70,28 @@ def evaluation_loader(
     return _loader(dataset, workers, pin_memory, start_method, batch_size=batch_size, sampler=indices)
 
 
+class _Loader(DataLoader[Any]):
+    """A DataLoader that raises a worker's UserError as it was, without the worker's traceback in its message."""
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        try:
+            yield from super().__iter__()
+        except UserError as error:
+            # End the workers here and now: left to the garbage collector, which takes the queues and the traceback
+            # that refers to them in any order, torch would wait for each worker in vain for five seconds.
+            error.__traceback__ = None
+            self._iterator = None
+            kind = type(error)
+            raise kind(str(error).rpartition(f"{kind.__name__}: ")[2].rstrip()) from None
+
+
 def _loader(
     dataset: Dataset[Any], workers: int | None, pin_memory: bool | None, start_method: str | None, **batches: Any
 ) -> DataLoader[Any]:
     workers = default_workers() if workers is None else workers
     if workers < 0:
         raise UserError(f"workers must be 0 (load in the main process) or more, got {workers}")
-    return DataLoader(
+    return _Loader(
         dataset,
         num_workers=workers,  # torch gives each of them one thread
         persistent_workers=workers > 0,
@@ -96,7 +111,7 @@ class CachedBatch(NamedTuple):
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CachedPictures:
     """All pictures of a source on one device, each squashed to a square; see `cache_pictures`."""
 

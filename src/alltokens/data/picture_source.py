@@ -35,7 +35,7 @@ class PackedStrings(Sequence[str]):
         return self._bytes[self._ends[index] : self._ends[index + 1]].tobytes().decode("utf-8", "surrogateescape")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PictureSource:
     """N pictures: where they are (for messages), the names of the classes, a label and a key each, and how to read one.
 
@@ -137,4 +137,4 @@ def from_folders(
     classes = sorted_classes(names.values())
     label = {name: index for index, name in enumerate(classes)}
     labels = np.array([label[names[folder]] for folder in folders], dtype=np.int64)
-    return PictureSource(location, tuple(classes), labels, PackedStrings(keys), read)
+    return PictureSource(location, tuple(classes), labels, keys, read)

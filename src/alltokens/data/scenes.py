@@ -3,8 +3,8 @@
 Shapes: n pictures, S their side in pixels.
 
 A scene shows two to four objects of ten classes on a lit, cluttered ground. Its label is the class of its main object:
-the largest, in front of the others, near the middle. Colours, textures and sizes are drawn the same way for all
-classes, so only the form tells them apart. What a picture shows depends on (seed, split, its number) alone: asking for
+the largest, in front of the others, near the middle. Sizes are drawn the same way for all classes; each has a usual
+colour and texture, but most of its objects have others, so only the form tells them apart for sure. What a picture shows depends on (seed, split, its number) alone: asking for
 more pictures keeps the first ones, and another size shows the same scenes in other resolution.
 
 For the same arguments class maps are the same, byte by byte, on every machine; pictures are on one machine.
@@ -62,8 +62,8 @@ def load_scenes(
     path = _cache_folder(cache) / f"v{RENDERER_VERSION}-{size}px-seed{seed}-{split}-{count}.npy"
     try:
         return _read(path, count, size, seed, split)
-    except FileNotFoundError:
-        pass
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # nothing is kept yet
     except (OSError, ValueError, EOFError) as error:
         warnings.warn(f"{path} cannot be used ({error}); its pictures are drawn again", stacklevel=2)
     records = _render(count, size, seed, split)
@@ -75,7 +75,10 @@ def load_scenes(
 
 
 def contact_sheet(scenes: Scenes, columns: int = 10, scale: int = 2, class_maps: bool = False) -> Image.Image:
-    """The pictures in rows, named by their labels; `class_maps` puts each one's map, in colours, to its right."""
+    """The pictures in rows, named by their labels; `class_maps` puts each one's map, in colours, to its right.
+
+    docs/images/scenes.png is `contact_sheet(render_scenes(28), columns=4, class_maps=True)`.
+    """
     if columns < 1 or scale < 1:
         raise UserError(f"columns and scale must be at least 1, got {columns} and {scale}")
     if not len(scenes.pictures):

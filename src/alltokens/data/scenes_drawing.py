@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from alltokens.data.scenes_layout import BACKGROUND, Draws, Field, Sighting, Thing, lay_out, sight, turn
+from alltokens.data.scenes_layout import BACKGROUND, SCENE_CLASSES, Draws, Field, Sighting, Thing, lay_out, sight, turn
 
 Colour = tuple[float, float, float]
 Plane = NDArray[np.floating]
@@ -47,7 +47,7 @@ def draw_scene(seed: int, split: int, index: int, size: int) -> tuple[NDArray[np
         if thing.class_id == BACKGROUND:
             paint = _clutter_paint(draws, ground)
         else:
-            paint, label = _object_paint(draws, ground), thing.class_id
+            paint, label = _object_paint(draws, ground, thing.class_id), thing.class_id
         _cast_shadow(canvas, thing, sighting, pad, light, paint.shadow)
         _paint(canvas, thing, sighting, pad, light, paint)
     return _develop(canvas, light, draws), label, class_map
@@ -141,25 +141,33 @@ def _near(draws: Draws, colour: Colour, amount: float) -> Colour:
     return red, green, blue
 
 
-def _apart(draws: Draws, other: Colour, distance: float) -> Colour:
-    """A colour that can be told from another: the first of a few that is `distance` away from it, or the last."""
+def _apart(draws: Draws, other: Colour, distance: float, usual_hue: float | None = None) -> Colour:
+    """A strong colour that can be told from another: the first of a few that is `distance` off, or the last.
+
+    Most are brighter than most grounds. Were either equally often the brighter one, no average of pixels would carry
+    a trace of the form, and small networks would stand still for long before they learn anything.
+    """
     colour = other
     for _ in range(6):
-        colour = _from_hue(draws.between(), draws.between(0.25, 0.9), draws.between(0.3, 1.0))
+        value = draws.between(0.65, 1.0) if draws.chance(0.85) else draws.between(0.15, 0.5)
+        usual = usual_hue is not None and draws.chance(0.35)
+        hue = usual_hue + draws.between(-0.05, 0.05) if usual else draws.between()
+        colour = _from_hue(hue, draws.between(0.35, 0.95), value)
         if sum(abs(mine - its) for mine, its in zip(colour, other, strict=True)) > 3 * distance:
             break
     return colour
 
 
-def _object_paint(draws: Draws, ground: Colour) -> Paint:
-    colour = _apart(draws, ground, 0.28)
+def _object_paint(draws: Draws, ground: Colour, class_id: int) -> Paint:
+    """Each class has a usual hue and a usual texture, which one in three and one in two of its objects keep to."""
+    colour = _apart(draws, ground, 0.28, usual_hue=class_id / len(SCENE_CLASSES))
     second = _near(draws, colour, 0.35) if draws.chance(0.6) else _apart(draws, ground, 0.2)
-    accent = _apart(draws, colour, 0.15) if draws.chance(0.7) else None
+    accent = _apart(draws, colour, 0.15) if draws.chance(0.85) else None
     return Paint(
         colour,
         second,
         accent,
-        texture=draws.below(5),
+        texture=class_id % 5 if draws.chance(0.4) else draws.below(5),
         frequency=draws.between(1.6, 3.2),
         slant=turn(draws.between(-1, 1)),
         relief=draws.between(0.2, 0.5),
@@ -169,7 +177,7 @@ def _object_paint(draws: Draws, ground: Colour) -> Paint:
 
 
 def _clutter_paint(draws: Draws, ground: Colour) -> Paint:
-    colour = _near(draws, ground, 0.3)
+    colour = _near(draws, ground, 0.25)
     accent = _near(draws, colour, 0.1)
     return Paint(colour, colour, accent, texture=0, frequency=1.0, slant=(1.0, 0.0), relief=0.25, rim=0.2, shadow=0.25)
 
@@ -179,8 +187,9 @@ def _clutter_paint(draws: Draws, ground: Colour) -> Paint:
 
 def _background(draws: Draws, size: int) -> tuple[Plane, Colour]:
     """A lit surface (3, S, S), and its mean colour."""
-    first = _from_hue(draws.between(), draws.between(0.08, 0.5), draws.between(0.2, 0.9))
-    second = _near(draws, first, 0.3)
+    value = draws.between(0.2, 0.6) if draws.chance(0.85) else draws.between(0.6, 0.9)
+    first = _from_hue(draws.between(), draws.between(0.08, 0.45), value)
+    second = _near(draws, first, 0.22)
     line = (np.arange(size, dtype=np.float32) + 0.5) / np.float32(size)
     kind = draws.below(5)
     clouds = _noise(draws, size, 3 + draws.below(4))  # (S, S) in [0, 1]

@@ -92,16 +92,16 @@ def lay_out(draws: Draws) -> list[Thing]:
     """
     things = [_clutter(draws, CLUTTER[draws.below(3)], draws.between(0.04, 0.13)) for _ in range(2 + draws.below(5))]
     classes = list(range(len(SHAPES)))
-    sides = [draws.between(0.42, 0.53)]  # the roots of the objects' areas, the main one's first
-    centres = [(draws.between(0.41, 0.59), draws.between(0.41, 0.59))]
+    sides = [draws.between(0.43, 0.55)]  # the roots of the objects' areas, the main one's first
+    centres = [(draws.between(0.43, 0.57), draws.between(0.43, 0.57))]
     for _ in range(1 + draws.below(3)):
-        sides.append(sides[0] * draws.between(0.32, 0.48))
+        sides.append(sides[0] * draws.between(0.3, 0.42))
         centres.append(_free_place(draws, sides, centres))
     objects: list[Thing] = []
     for side, (x, y) in zip(sides, centres, strict=True):
         class_id = classes.pop(draws.below(len(classes)))
         shape = SHAPES[SCENE_CLASSES[class_id]]
-        pose = _pose(draws, x, y, side * unit_scale(shape), max_half_tangent=0.27)  # up to 30 degrees
+        pose = _pose(draws, x, y, side * unit_scale(shape), max_half_tangent=0.22)  # up to 25 degrees
         objects.append(Thing(class_id, shape, pose, _variation(draws)))
     things += reversed(objects)
     if draws.chance(0.25):
@@ -133,7 +133,7 @@ def _clutter(draws: Draws, shape: Shape, scale: float) -> Thing:
 
 def _free_place(draws: Draws, sides: list[float], centres: list[tuple[float, float]]) -> tuple[float, float]:
     """A centre for the last of `sides`: the first of a few that keeps away from the others, or the one farthest off."""
-    wanted = draws.between(0.6, 0.8)  # in sums of both sides; near the lower end things overlap
+    wanted = draws.between(0.7, 0.85)  # in sums of both sides; near the lower end things overlap
     best, best_room = (0.5, 0.5), -1.0
     for _ in range(8):
         x, y = draws.between(0.08, 0.92), draws.between(0.08, 0.92)

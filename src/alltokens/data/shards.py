@@ -33,7 +33,7 @@ class Member(NamedTuple):
     text: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TarMembers:
     """Reads a picture at its place in its tar."""
 
@@ -67,7 +67,7 @@ def open_tars(
                 texts[stem] = member.text if kind == "cls" else texts.get(stem, member.text)
     place = np.array(places, dtype=np.int64).reshape(-1, 3)
     in_shards = any(_stem(key) in texts for key in keys)
-    if in_shards and labelled:
+    if in_shards:
         # "x.seg.png" beside "x.jpg" and "x.cls" belongs to x; it is not the picture.
         main = [i for i, key in enumerate(keys) if _stem(key) in texts or _first_stem(key) not in texts]
         keys, place = [keys[i] for i in main], place[main]

@@ -35,6 +35,8 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 
+SCENE_COUNTS = {"train": 6000, "val": 1000}  # what "scenes:train" and "scenes:val" hold
+
 
 def open_source(
     location: str | Path,
@@ -90,7 +92,7 @@ def find_splits(root: str | Path) -> dict[str, list[Path]]:
     return {split: paths[0] for split, paths in found.items() if paths}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FolderFiles:
     """Reads the picture of a key below a folder."""
 
@@ -102,7 +104,7 @@ class FolderFiles:
             return file.read()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ArrayPictures:
     """Pictures that are in memory, (N, S, S, 3) uint8."""
 
@@ -117,7 +119,7 @@ def open_folder(root: Path, known: Sequence[str] | None = None, labelled: bool =
     keys: list[str] = []
     empty: list[str] = []
     for folder, children, files in os.walk(root, followlinks=True):
-        children[:] = sorted(child for child in children if not child.startswith("."))
+        children[:] = [child for child in sorted(children) if child[0] != "." and not _leads_back(Path(folder, child))]
         below = Path(folder).relative_to(root).as_posix()
         pictures = [name if below == "." else f"{below}/{name}" for name in files if is_picture_name(name)]
         keys += pictures
@@ -125,8 +127,9 @@ def open_folder(root: Path, known: Sequence[str] | None = None, labelled: bool =
             empty.append(below)
     keys.sort()
     folders = [key.rpartition("/")[0] for key in keys]
-    read = FolderFiles(str(root), PackedStrings(keys))
-    return from_folders(str(root), keys, folders, read, empty_folders=empty, known=known, labelled=labelled)
+    packed = PackedStrings(keys)
+    read = FolderFiles(str(root), packed)
+    return from_folders(str(root), packed, folders, read, empty_folders=empty, known=known, labelled=labelled)
 
 
 def open_scenes(count: int, size: int = 64, seed: int = 0, split: str = "train") -> PictureSource:
@@ -139,14 +142,19 @@ def open_scenes(count: int, size: int = 64, seed: int = 0, split: str = "train")
     return PictureSource(f"scenes:{split}", tuple(SCENE_CLASSES), labels, keys, ArrayPictures(scenes.pictures))
 
 
+def _leads_back(folder: Path) -> bool:
+    """Whether a folder is a link to one that it lies in: walking it would not end."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
 def _open_scenes(name: str, split: str | None) -> PictureSource:
     named = name.partition(":")[2] or None
-    if named not in (None, "train", "val"):
-        raise unknown("split of the scenes", named, ("train", "val"))
     if None not in (named, split) and named != split:
         raise UserError(f"{name} already names its split; split={split!r} contradicts it")
     split = named or split or "train"
-    return open_scenes(6000 if split == "train" else 1000, split=split)
+    if split not in SCENE_COUNTS:
+        raise unknown("split of the scenes", split, SCENE_COUNTS)
+    return open_scenes(SCENE_COUNTS[split], split=split)
 
 
 def _open_path(root: Path, split: str | None, known: Sequence[str] | None, labelled: bool) -> PictureSource:

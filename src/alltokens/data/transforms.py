@@ -70,9 +70,7 @@ class TrainTransform:
             horizontal_flip=horizontal_flip,
             vertical_flip=vertical_flip,
             rand_augment=None if rand_augment is None else RandAugment.parse(rand_augment),
-            color_jitter=color_jitter
-            if isinstance(color_jitter, tuple)
-            else (color_jitter, color_jitter, color_jitter),
+            color_jitter=_three(color_jitter),
             erase_probability=erase_probability,
             erase_mode=erase_mode,
             erase_count=erase_count,
@@ -101,7 +99,7 @@ class TrainTransform:
         move = geometry.flip(*drawn.flips[0].tolist())
         if drawn.moves is not None:
             move = geometry.compose(move.double(), drawn.moves[0])
-        shown = _moved(shown, move, resample, self.fill)
+        shown = moved(shown, move, resample, self.fill)
         matrix = geometry.compose(
             geometry.crop(
                 left / source_width, top / source_height, box_width / source_width, box_height / source_height
@@ -161,21 +159,18 @@ class EvalTransform:
     def box(self, source: tuple[int, int]) -> tuple[float, float, float, float]:
         """(width, height) of the source -> left, top, width, height of what is shown, in its pixels.
 
-        Whole pixels where timm's resize and crop would round: the same picture, to the sub-pixel.
+        Sizes and corners are rounded where timm's two steps, resize and crop, round them.
         """
-        wanted = [int(side / self.crop_fraction) for side in self.size[::-1]]  # width, height
-        resized = list(wanted)
+        size = self.size[::-1]  # width, height, as all that follows
+        resized = [int(side / self.crop_fraction) for side in size]
         if self.mode == "center":
             # The side that has to grow most (in a square, the shorter one) is resized to what is wanted.
-            first = 0 if wanted[0] * source[1] >= wanted[1] * source[0] else 1
-            resized[1 - first] = wanted[first] * source[1 - first] // source[first]
-        corner, extent = [], []
-        for axis in (0, 1):
-            side = self.size[::-1][axis]
-            pixel = source[axis] / resized[axis]
-            corner.append(round((resized[axis] - side) / 2) * pixel)
-            extent.append(min(side * pixel, source[axis] - corner[axis]))
-        return corner[0], corner[1], extent[0], extent[1]
+            first = 0 if resized[0] * source[1] >= resized[1] * source[0] else 1
+            resized[1 - first] = resized[first] * source[1 - first] // source[first]
+        pixel = [source[axis] / resized[axis] for axis in (0, 1)]
+        left, top = (round((resized[axis] - size[axis]) / 2) * pixel[axis] for axis in (0, 1))
+        # PIL refuses a box that is rounded to beyond the edge.
+        return left, top, min(size[0] * pixel[0], source[0] - left), min(size[1] * pixel[1], source[1] - top)
 
     def __repr__(self) -> str:
         return (
@@ -215,7 +210,7 @@ def to_tensor(picture: Image.Image, mean: Tensor, std: Tensor) -> Tensor:
     return levels.float().sub_(mean).div_(std)
 
 
-def _moved(picture: Image.Image, matrix: Tensor, resample: Image.Resampling, fill: tuple[int, ...]) -> Image.Image:
+def moved(picture: Image.Image, matrix: Tensor, resample: Image.Resampling, fill: tuple[int, ...]) -> Image.Image:
     """The picture resampled by a (2, 3) matrix; what only mirrors or shifts by whole pixels is not resampled."""
     width, height = picture.size
     (a, b, c), (d, e, f) = matrix.tolist()
@@ -257,8 +252,12 @@ def _checked_colors(mean: Color, std: Color) -> tuple[Color, Color]:
 
 
 def _in_levels(color: Color) -> Tensor:
-    """(3, 1, 1)."""
+    """-> (3, 1, 1), as pixels count."""
     return 255 * torch.tensor(color)[:, None, None]
+
+
+def _three(strengths: float | Color) -> Color:
+    return (strengths, strengths, strengths) if isinstance(strengths, int | float) else strengths
 
 
 def _pair(size: Size) -> tuple[int, int]:

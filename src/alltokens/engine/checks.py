@@ -20,6 +20,7 @@ def _ranges(config: RunConfig) -> None:
         "train.batch_size": train.batch_size,
         "train.accumulate": train.accumulate,
         "data.image_size": data.image_size,
+        "data.num_classes": data.num_classes,
         "data.max_pixels": data.max_pixels,
         "data.train_pictures": data.train_pictures,
         "data.val_pictures": data.val_pictures,
@@ -50,6 +51,8 @@ def _ranges(config: RunConfig) -> None:
         "supervision.smoothing": config.supervision.smoothing,
         "model.drop_path": config.model.drop_path,
         "train.ema_decay": train.ema_decay or 0.0,
+        "optimizer.momentum": config.optimizer.momentum,
+        **{f"optimizer.betas[{place}]": beta for place, beta in enumerate(config.optimizer.betas or ())},
     }
     for name, value in below_one.items():
         if not 0 <= value < 1:
@@ -62,7 +65,9 @@ def _ranges(config: RunConfig) -> None:
         "optimizer.lr_per": config.optimizer.lr_per,
         "checkpoint.every_minutes": config.checkpoint.every_minutes,
         "optimizer.layer_decay": config.optimizer.layer_decay,
+        "optimizer.eps": config.optimizer.eps,
         "augment.crop_fraction": augment.crop_fraction,
+        "augment.std": min(augment.std),
     }
     for name, value in positive.items():
         if value is not None and not value > 0:
@@ -77,7 +82,7 @@ def _ranges(config: RunConfig) -> None:
         "augment.color_jitter": augment.color_jitter,
     }
     for name, value in not_negative.items():
-        if value < 0:
+        if not value >= 0:
             raise UserError(f"{name} must not be negative, got {value}")
     for name, (low, high) in {"augment.scale": augment.scale, "augment.ratio": augment.ratio}.items():
         if not 0 < low <= high:

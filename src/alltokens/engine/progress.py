@@ -9,14 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alltokens.engine.metrics import Scores
+if TYPE_CHECKING:
+    from alltokens.engine.metrics import Scores
 
 
 def output_console(file: TextIO | None = None) -> Console:
@@ -26,7 +27,11 @@ def output_console(file: TextIO | None = None) -> Console:
 
 
 def table(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = (), console: Console | None = None
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[int] = (),
+    console: Console | None = None,
 ) -> None:
     """Print aligned columns; those in `numbers` to the right."""
     console = console or output_console()

@@ -86,49 +86,46 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     """The resolved settings, one batch's shapes, the first loss, the estimated time. Nothing is written."""
     checks.check(config)
     runtime = start_runtime(config.train)
-    try:
-        feed = open_feed(config, runtime)
-        step, optimizer, generator = _prepare(config, runtime, feed, weights_from)
-        batches = feed.batches(0, 0)
-        step.train()
-        times, first_loss, lines = [], float("nan"), []
-        for index, batch in zip(range(DRY_RUN_UPDATES + 1), batches, strict=False):
-            start = time.perf_counter()
-            batch = batch.to(runtime.device)
-            loss, parts = step(batch, generator)
-            runtime.accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            value = float(loss.detach())
-            times.append(time.perf_counter() - start)
-            if index == 0:
-                first_loss = value
-                lines = [
-                    f"image    {tuple(batch.image.shape)} {batch.image.dtype}",
-                    f"label    {tuple(batch.label.shape)} {batch.label.dtype}",
-                    f"matrix   {tuple(batch.matrix.shape)} {batch.matrix.dtype}",
-                    f"logits   {tuple(parts.output.shape)} {parts.output.dtype}",
-                    f"targets  {tuple(parts.targets.shape)}, partner share {float(parts.share.float().mean()):.3f} on average",
-                ]
-        per_batch = sorted(times)[len(times) // 2] if len(times) < 3 else sorted(times[1:])[len(times[1:]) // 2]
-        epochs = total_epochs(config.train.epochs, config.schedule)
-        seconds = per_batch * config.train.accumulate * feed.updates_per_epoch * epochs
-        return "\n".join(
-            [
-                to_yaml(config),
-                *_introduction(config, runtime, feed, step),
-                "",
-                "one batch of this process:",
-                *(f"  {line}" for line in lines),
-                "",
-                f"first loss      {first_loss:.4f}",
-                f"estimated time  {duration(seconds)} for {epochs:g} epochs of {feed.updates_per_epoch} updates "
-                f"(steps alone, without evaluation; {1000 * per_batch:.0f} ms a batch)",
-                "nothing was written",
+    feed = open_feed(config, runtime)
+    step, optimizer, generator = _prepare(config, runtime, feed, weights_from)
+    batches = feed.batches(0, 0)
+    step.train()
+    times, first_loss, lines = [], float("nan"), []
+    for index, batch in zip(range(DRY_RUN_UPDATES + 1), batches, strict=False):
+        start = time.perf_counter()
+        batch = batch.to(runtime.device)
+        loss, parts = step(batch, generator)
+        runtime.accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        value = float(loss.detach())
+        times.append(time.perf_counter() - start)
+        if index == 0:
+            first_loss = value
+            lines = [
+                f"image    {tuple(batch.image.shape)} {batch.image.dtype}",
+                f"label    {tuple(batch.label.shape)} {batch.label.dtype}",
+                f"matrix   {tuple(batch.matrix.shape)} {batch.matrix.dtype}",
+                f"logits   {tuple(parts.output.shape)} {parts.output.dtype}",
+                f"targets  {tuple(parts.targets.shape)}, partner share {float(parts.share.float().mean()):.3f} on average",
             ]
-        )
-    finally:
-        runtime.close()
+    per_batch = sorted(times)[len(times) // 2] if len(times) < 3 else sorted(times[1:])[len(times[1:]) // 2]
+    epochs = total_epochs(config.train.epochs, config.schedule)
+    seconds = per_batch * config.train.accumulate * feed.updates_per_epoch * epochs
+    return "\n".join(
+        [
+            to_yaml(config),
+            *_introduction(config, runtime, feed, step),
+            "",
+            "one batch of this process:",
+            *(f"  {line}" for line in lines),
+            "",
+            f"first loss      {first_loss:.4f}",
+            f"estimated time  {duration(seconds)} for {epochs:g} epochs of {feed.updates_per_epoch} updates "
+            f"(steps alone, without evaluation; {1000 * per_batch:.0f} ms a batch)",
+            "nothing was written",
+        ]
+    )
 
 
 def _prepare(
@@ -178,7 +175,6 @@ def _run(
     at = trainer.position
     if not quiet:
         closing_table(_closing(config, folder, feed, trainer, done_before))
-    runtime.close()
     return RunResult(folder.path, at.best_top1, at.best_epoch, trainer.last_scores, at.seconds)
 
 

@@ -6,6 +6,7 @@ recipe says everything else, and an environment that says otherwise is refused.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 from collections.abc import MutableMapping
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import FullyShardedDataParallelPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
 from torch import nn
 
@@ -74,22 +75,19 @@ class Runtime:
         dist.all_gather_object(values, value)
         return values
 
-    def close(self) -> None:
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
-
 
 def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: str | None = None) -> Runtime:
     """Join the other processes and set device, precision and sharding up. Once per run."""
     _join_slurm(os.environ)
     _refuse_contradictions(config, os.environ)
+    spoken = set(os.environ)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device is cuda, but no CUDA device is there; `alltokens doctor` says what is")
     if config.precision == "fp16" and (config.device == "cpu" or not torch.cuda.is_available()):
         raise UserError("train.precision fp16 needs a GPU; on a CPU use bf16 or fp32")
-    AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())  # a process may train more than once
-    if PartialState._shared_state == {}:
-        PartialState._shared_state.clear()
+    # A process may train more than once: settings are new each time, the group of processes stays (gloo and NCCL cannot
+    # meet a second time through the same store) until the process ends.
+    AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())
     world = int(os.environ.get("WORLD_SIZE", "1"))
     fsdp = None
     if config.strategy == "fsdp2" and world > 1:
@@ -105,6 +103,11 @@ def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: 
         project_dir=run_dir,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
     )
+    for name in set(os.environ) - spoken:  # accelerate notes its plugins down for itself; the next run has its own
+        if name.startswith(("ACCELERATE_", "FSDP_")):
+            del os.environ[name]
+    if dist.is_initialized():
+        atexit.register(_leave_processes)
     return Runtime(accelerator)
 
 
@@ -117,6 +120,11 @@ def unwrap(step: nn.Module) -> nn.Module:
         if inner is None:
             return step
         step = inner
+
+
+def _leave_processes() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _dynamo_plugin(config: TrainConfig) -> TorchDynamoPlugin:

@@ -98,23 +98,20 @@ def supported_models() -> list[str]:
 
 
 def _find(model: nn.Module) -> tuple[nn.Module, Family]:
-    for family in FAMILIES:
-        if isinstance(model, family.model):
-            return model, family
-    inner = [found for child in model.children() if (found := _try_find(child)) is not None]
-    if len(inner) == 1:
-        return inner[0]
+    found = _followable(model)
+    if len(found) == 1:
+        return found[0]
     names = ", ".join(family.name for family in FAMILIES)
-    what = "holds several models that could be followed" if inner else "cannot be followed"
+    what = "holds several models that could be followed" if found else "cannot be followed"
     raise UnsupportedModel(f"{type(model).__name__} {what}. Supported families: {names} (timm's classes).")
 
 
-def _try_find(model: nn.Module) -> tuple[nn.Module, Family] | None:
+def _followable(model: nn.Module) -> list[tuple[nn.Module, Family]]:
+    """The outermost models of a known family."""
     for family in FAMILIES:
         if isinstance(model, family.model):
-            return model, family
-    inner = [found for child in model.children() if (found := _try_find(child)) is not None]
-    return inner[0] if len(inner) == 1 else None
+            return [(model, family)]
+    return [found for child in model.children() for found in _followable(child)]
 
 
 def _works(model: nn.Module, follower: str) -> bool:

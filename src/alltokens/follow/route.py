@@ -76,10 +76,15 @@ class Route:
     picture: bool = False  # rows are (B, h, w) instead of (B, P + N)
     pooling: Step | None = None  # attention pooling after the last row; `classified` then reads what it writes
     class_attention: Step | None = None  # the last attention whose first query is the class token that is classified
+    last_grid: Callable[[Grid], Grid] | None = None  # picture -> token grid of the last row, if not the first's
 
     @property
     def layers(self) -> int:
         return max((step.layer or 0 for step in self.steps), default=0)
+
+    def class_grid(self, image_size: Grid) -> Grid:
+        """The grid of the patches that the class token attends to."""
+        return (self.last_grid or self.grid)(image_size)
 
     def first_row(self, plan: MixPlan) -> Tensor:
         """Each patch starts with its own share, every other token with the picture's (FACTS 3.1)."""

@@ -64,9 +64,7 @@ def _cut(row: Tensor, y: int, x: int) -> Tensor:
 
 
 def _merging(moment: Moment) -> Tensor:
-    height, width = moment.row.shape[1:]
-    row = F.pad(moment.row, (0, width % 2, 0, height % 2), mode="replicate")  # the mean of those that exist
-    return aggregation(row, 2, 2)
+    return aggregation(moment.row, 2, 2, ceil=True)
 
 
 def _halved(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from alltokens.core.plan import MixPlan
 from alltokens.errors import UserError, unknown
 from alltokens.follow.families import find_route
-from alltokens.follow.route import Route, Step, mean_of_tokens
+from alltokens.follow.route import Route
 from alltokens.follow.track import Track
 
 
@@ -57,10 +56,7 @@ class TLAlign:
             raise unknown("residual rule", residual, ["average", "ignore"])
         self.route = find_route(model, "tl_align")
         self.layers = _checked_layers(layers, self.route)
-        steps = [step for step in self.route.steps if step.layer is None or step.layer in self.layers]
-        if self.route.pooling is not None:
-            steps.append(self.route.pooling)
-        self._track = Track(model, self.route, steps, residual == "ignore", drop_path_aware)
+        self._track = Track(model, self.route, self.layers, residual == "ignore", drop_path_aware)
         self._keep_layers = layer_shares
         self._share: Tensor | None = None
         self._token_shares: Tensor | None = None
@@ -71,7 +67,7 @@ class TLAlign:
         """Run the model, once, on the batch that `plan` mixed; afterwards `share` and `token_shares` belong to it."""
         self._share = self._token_shares = None
         self._layer_shares = ()
-        with self._track.follow(plan):
+        with self._track.follow(self.route.first_row(plan), plan.share):
             yield self
         self._share = self.route.classified(self._track.last).clamp(0, 1)
         self._token_shares = self.route.patches(self._track.last_tokens).clamp(0, 1)
@@ -101,18 +97,19 @@ class TLAlign:
         self._track.remove()
 
     def _of_layer(self, row: Tensor) -> LayerShare:
-        classified = self.route.classified if self.route.pooling is None else mean_of_tokens(self.route.prefix)
-        return LayerShare(classified(row).clamp(0, 1), self.route.patches(row).clone())
+        patches = self.route.patches(row).clone()
+        as_last = self.route.pooling is None and row.ndim == self._track.last.ndim  # PVT has its class token at the end
+        return LayerShare(self.route.classified(row).clone() if as_last else patches.mean(1), patches)
 
 
-def _checked_layers(layers: Sequence[int] | None, route: Route) -> set[int]:
+def _checked_layers(layers: Sequence[int] | None, route: Route) -> tuple[int, ...]:
     count = route.layers
     if layers is None:
-        return set(range(1, count + 1))
+        return tuple(range(1, count + 1))
     wrong = [layer for layer in layers if not (isinstance(layer, int) and 1 <= layer <= count)]
     if wrong or not layers:
         raise UserError(f"layers must be numbers from 1 to {count} (this model's attention layers), got {list(layers)}")
-    return set(layers)
+    return tuple(sorted(set(layers)))
 
 
 def _followed(value: Tensor | None) -> Tensor:

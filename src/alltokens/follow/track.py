@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from alltokens.core.plan import MixPlan
 from alltokens.errors import UserError
 from alltokens.follow.route import Route, Step
 from alltokens.follow.tap import (
@@ -31,10 +30,15 @@ ALREADY_FOLLOWED = (
 
 
 class Track:
-    """Puts taps on the modules of `steps` and keeps the rows between them."""
+    """Puts taps on the modules of a route, of all its layers or some, and keeps the rows between them."""
 
     def __init__(
-        self, model: nn.Module, route: Route, steps: Sequence[Step], ignore_residual: bool, drop_path_aware: bool
+        self,
+        model: nn.Module,
+        route: Route,
+        layers: Sequence[int] | None = None,
+        ignore_residual: bool = False,
+        drop_path_aware: bool = False,
     ) -> None:
         if any(is_tapped(module) for module in model.modules()):
             raise UserError(ALREADY_FOLLOWED)
@@ -43,11 +47,12 @@ class Track:
         # Read at every follow: the share is kept in the parameters' precision, in float32 at least.
         self._parameter = next(model.parameters())
         self._route = route
-        self._steps = tuple(steps)
+        self._steps = [step for step in route.steps if step.layer is None or layers is None or step.layer in layers]
+        if route.pooling is not None:
+            self._steps.append(route.pooling)
         self._taps: list[tuple[Tap, DropPathTap | None]] = []
         self._put: list[tuple[nn.Module, Tap | WeightsTap]] = []
         self._rows: list[Tensor] = []  # what each step starts from, and the last row
-        self._dropped: list[Tensor] = []  # what a step wrote before stochastic depth had its say
         self._start = torch.empty(0)
         self._following = self._seen_whole = self._removed = False
         try:
@@ -65,7 +70,7 @@ class Track:
     @property
     def last_tokens(self) -> Tensor:
         """The last row that still has all tokens."""
-        return self._rows[-2 if self._route.pooling in self._steps else -1]
+        return self._rows[-1 if self._route.pooling is None else -2]
 
     def after_layers(self) -> list[Tensor]:
         """The row after every layer of the model, also after those that leave the share."""
@@ -78,12 +83,13 @@ class Track:
         return list(rows.values())
 
     @contextmanager
-    def follow(self, plan: MixPlan) -> Iterator[None]:
+    def follow(self, first: Tensor, start: Tensor) -> Iterator[None]:
+        """Inside, the model carries the row `first`; `start` (B,) is the share of a class token that joins later."""
         if self._removed:
             raise UserError("this follower was detached from its model; make a new one")
         if self._following:
             raise UserError("a plan is being followed already; leave that `with` block first")
-        self._prepare(plan)
+        self._prepare(first, start)
         self._switch(True)
         try:
             yield
@@ -123,9 +129,8 @@ class Track:
             if isinstance(tap, Tap):
                 tap.active = active
 
-    def _prepare(self, plan: MixPlan) -> None:
+    def _prepare(self, first: Tensor, start: Tensor) -> None:
         dtype = torch.promote_types(self._parameter.dtype, torch.float32)
-        first = self._route.first_row(plan)
         fresh = not self._rows or (first.shape, first.device, dtype) != (
             self._rows[0].shape,
             self._rows[0].device,
@@ -135,9 +140,9 @@ class Track:
             self._allocate(torch.empty_like(first, dtype=dtype, memory_format=torch.contiguous_format))
         with torch.no_grad():
             self._rows[0].copy_(first)
-            self._start.copy_(plan.share)
+            self._start.copy_(start)
             # Stays so if the model is not run: then the loss is not a number either, instead of silently old.
-            self._rows[-1].fill_(float("nan")) if self._steps else None
+            self._rows[-1].fill_(float("nan"))
 
     def _allocate(self, first: Tensor) -> None:
         self._start = first.new_empty(len(first))

@@ -19,11 +19,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class ModelCost(NamedTuple):
-    name: str
     parameters: int
     gmacs: float | None
     """None when the model cannot run without real weights."""
     image_size: tuple[int, int]
+
+
+def weightless(name: str) -> nn.Module:
+    """One of timm's models without its weights: to be looked at, not to be run."""
+    try:
+        with torch.device("meta"):
+            return timm.create_model(name)
+    except (RuntimeError, NotImplementedError):  # a few constructors read values of tensors, which meta tensors lack
+        return timm.create_model(name)
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -43,19 +51,14 @@ def gmacs(model: nn.Module, image_size: int | tuple[int, int], channels: int = 3
     return counter.get_total_flops() / 2e9
 
 
-def model_cost(name: str) -> ModelCost:
+def model_cost(model: nn.Module) -> ModelCost:
     """The cost of one of timm's models at the input size that it was made for."""
-    try:
-        with torch.device("meta"):
-            model = timm.create_model(name)
-    except (RuntimeError, NotImplementedError):  # a few constructors read values of tensors, which meta tensors lack
-        model = timm.create_model(name)
     channels, height, width = _input_size(model)
     try:
         cost = gmacs(model, (height, width), channels)
     except (RuntimeError, NotImplementedError):
         cost = None
-    return ModelCost(name, parameter_count(model), cost, (height, width))
+    return ModelCost(parameter_count(model), cost, (height, width))
 
 
 def _input_size(model: nn.Module) -> tuple[int, int, int]:

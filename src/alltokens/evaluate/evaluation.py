@@ -1,0 +1,165 @@
+"""A run or a model on a set of pictures: top-1, top-5, loss and cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+from torch import nn
+
+from alltokens.data.datasets import PictureDataset
+from alltokens.data.loader import evaluation_loader
+from alltokens.data.sampler import evaluation_indices
+from alltokens.data.sources import open_source
+from alltokens.data.transforms import EvalTransform
+from alltokens.engine.assembly import build_eval_transform, build_net
+from alltokens.engine.config import DataConfig, RunConfig, TrainConfig
+from alltokens.engine.feeding import MOST_WORKERS, open_pictures
+from alltokens.engine.run_folder import RunFolder, load_config
+from alltokens.engine.runtime import Runtime, start_runtime
+from alltokens.errors import UserError, unknown
+from alltokens.evaluate.scoring import score
+from alltokens.models.cost import gmacs, parameter_count
+from alltokens.models.weights import load_weights
+from alltokens.supervision.step import Supervision
+
+
+class Evaluation(NamedTuple):
+    target: str
+    data: str
+    top1: float  # percent
+    top5: float
+    loss: float
+    pictures: int
+    skipped: int  # that could not be read
+    classes: int
+    parameters: int
+    gmacs: float
+    image_size: int
+    seconds: float
+
+
+def evaluate(
+    target: str,
+    *,
+    data: str | None = None,
+    split: str = "val",
+    weights: str = "best",
+    batch_size: int | None = None,
+    image_size: int | None = None,
+    workers: int | None = None,
+    precision: str = "fp32",
+    device: str = "auto",
+    on_bad_picture: str = "error",
+) -> Evaluation | None:
+    """Score a run folder, a timm model, or `local-dir:` weights. Exact for any number of processes.
+
+    A run brings its own pictures and transform; `data` names others, whose classes must have the run's names. A model
+    needs `data`. All processes take part; the main one gets the result, the others None.
+    """
+    settings = TrainConfig(precision=precision, device=device)  # type: ignore[arg-type]
+    runtime = start_runtime(settings)
+    if (Path(target) / "config.yaml").is_file():
+        net, source, transform, size = _of_run(Path(target), data, split, weights, image_size)
+    else:
+        net, source, transform, size = _of_model(target, data, split, image_size)
+    parameters, cost = parameter_count(net), gmacs(net, size)
+    skip = on_bad_picture == "skip"
+    dataset = PictureDataset(source, transform, on_bad_picture="mark" if skip else "error")
+    per_process = -(-len(source) // runtime.world)
+    batch = min(batch_size or 128, per_process)
+    loader = evaluation_loader(
+        dataset, batch, rank=runtime.rank, world=runtime.world, workers=_workers(workers), pin_memory=False
+    )
+    step = _prepared(net, len(source.class_names), runtime)
+    start = time.perf_counter()
+    longest = len(evaluation_indices(len(source), 0, runtime.world))
+    scores = score(
+        step, loader, forwards=-(-longest // batch), batch_size=batch, image_size=size, device=runtime.device
+    )
+    seconds = time.perf_counter() - start
+    if not runtime.is_main:
+        return None
+    skipped = len(source) - scores.pictures
+    return Evaluation(
+        target, source.location, *scores, skipped, len(source.class_names), parameters, cost, size, seconds
+    )
+
+
+def _of_run(run: Path, data: str | None, split: str, weights: str, image_size: int | None) -> tuple[nn.Module, Any, Any, int]:
+    config: RunConfig = load_config(run)
+    if image_size is not None:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=image_size))
+    if weights not in ("best", "last"):
+        raise unknown("weights", weights, ("best", "last"))
+    folder = RunFolder(run).weights / weights
+    class_names = _class_names(folder)
+    if data is not None:
+        source = _opened(data, split, class_names)
+    else:
+        source = open_pictures(config.data, split, class_names)
+    model = dataclasses.replace(config.model, pretrained=False)
+    net = build_net(model, config.data.image_size, len(class_names))
+    load_weights(net, folder)
+    return net, source, build_eval_transform(config.augment, config.data), config.data.image_size
+
+
+def _of_model(name: str, data: str | None, split: str, image_size: int | None) -> tuple[nn.Module, Any, Any, int]:
+    if data is None:
+        raise UserError(f"{name} is not a run folder, so it has no pictures of its own; say which with --data")
+    architecture = name.removeprefix("local-dir:").split(".", 1)[0]
+    if not name.startswith("local-dir:") and not timm.is_model(architecture):
+        raise unknown("run folder or model", name, timm.list_models(), hint="`alltokens models PATTERN` lists models.")
+    try:
+        net = timm.create_model(name, pretrained=True, **({"img_size": image_size} if image_size else {}))
+    except (RuntimeError, OSError, FileNotFoundError) as error:
+        raise UserError(f"{name}: its weights cannot be loaded: {str(error).splitlines()[0]}") from None
+    described: dict[str, Any] = net.pretrained_cfg
+    size = image_size or described["input_size"][-1]
+    source = _opened(data, split, tuple(described.get("label_names") or ()) or None)
+    if source.class_names and len(source.class_names) != net.num_classes:
+        raise UserError(f"{name} tells {net.num_classes} classes apart, {source.location} has {len(source.class_names)}")
+    transform = EvalTransform(
+        size,
+        crop_fraction=described["crop_pct"],
+        interpolation=described["interpolation"],
+        mean=tuple(described["mean"]),
+        std=tuple(described["std"]),
+    )
+    return net, source, transform, size
+
+
+def _opened(data: str, split: str, class_names: tuple[str, ...] | None) -> Any:
+    """The split of that name if the place has splits, else all of it."""
+    if data == "scenes":
+        return open_pictures(DataConfig(root=data), split, class_names)
+    from alltokens.data.sources import find_splits
+
+    path = Path(data)
+    has_splits = path.is_dir() and split in find_splits(path)
+    return open_source(data, split if has_splits else None, class_names=class_names, allow_empty_classes=True)
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    import json
+
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{folder} has no weights yet: the run was stopped before its first evaluation")
+    return tuple(json.loads(file.read_text(encoding="utf-8"))["label_names"])
+
+
+def _workers(workers: int | None) -> int | None:
+    from alltokens.data.loader import default_workers
+
+    return min(default_workers(), MOST_WORKERS) if workers is None else workers
+
+
+def _prepared(net: nn.Module, classes: int, runtime: Runtime) -> nn.Module:
+    step = Supervision(net, num_classes=classes).to(runtime.device)
+    return runtime.accelerator.prepare_model(step, evaluation_mode=True)
+
+

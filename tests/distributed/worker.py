@@ -1,0 +1,53 @@
+"""Run by torchrun in each process: several runs one after the other, as the test that started it compares them."""
+
+import dataclasses
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from alltokens.engine.runs import resume, train
+from alltokens.engine.trainer import Trainer
+from alltokens.errors import TrainingStopped
+from alltokens.evaluate import evaluate
+from tests.distributed.plain import PLAIN
+
+torch.set_num_threads(1)
+
+
+def main(folder: Path) -> None:
+    fsdp = dataclasses.replace(PLAIN, train=dataclasses.replace(PLAIN.train, strategy="fsdp2"))
+    train(PLAIN, run_dir=folder / "ddp", quiet=True)
+    train(fsdp, run_dir=folder / "fsdp2", quiet=True)
+    stop_and_resume(PLAIN, folder / "ddp-resumed")
+    stop_and_resume(fsdp, folder / "fsdp2-resumed")
+    scores = evaluate(str(folder / "ddp"), batch_size=7, workers=0, device="cpu")
+    if scores is not None:
+        (folder / "evaluation.txt").write_text(repr([scores.top1, scores.top5, scores.loss, scores.pictures]))
+
+
+def stop_and_resume(config, run_dir: Path) -> None:
+    """One rank alone is asked to stop; both must, at the same update, and go on together."""
+    original = Trainer._update
+
+    def interrupted(self, micro_batches):
+        if self.position.update == 7 and self.runtime.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, micro_batches)
+
+    Trainer._update = interrupted
+    try:
+        train(config, run_dir=run_dir, quiet=True)
+    except TrainingStopped as stopped:
+        assert stopped.signal == signal.SIGTERM
+    else:
+        raise AssertionError("the run did not stop")
+    finally:
+        Trainer._update = original
+    resume(run_dir, quiet=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,47 @@
+"""Any recipe in a form that trains in a second: a quarter of the width, two blocks, 64 px, a few scenes, one thread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import timm
+
+from alltokens.engine.config import RunConfig
+from alltokens.models.cost import weightless
+
+SIDE = 64
+BATCH = 16
+
+
+def shrunken(config: RunConfig) -> RunConfig:
+    """The recipe's own mixing, augmentation and schedule on two batches of scenes. For ViT-like models."""
+    return replace(
+        config,
+        model=replace(config.model, pretrained=False, options=config.model.options | _small(config)),
+        data=replace(
+            config.data,
+            root="scenes",
+            train=None,
+            val=None,
+            image_size=SIDE,
+            cache_size=None,
+            num_classes=None,
+            train_pictures=2 * BATCH,
+            val_pictures=BATCH,
+            workers=0,
+        ),
+        schedule=replace(config.schedule, warmup_epochs=0.0, cooldown_epochs=0.0),
+        train=replace(config.train, epochs=1, batch_size=BATCH, precision="fp32", compile="off", device="cpu"),
+        evaluation=replace(config.evaluation, every_epochs=1),
+        log=replace(config.log, every_steps=1, trackers=()),
+    )
+
+
+def _small(config: RunConfig) -> dict[str, Any]:
+    options = config.model.options
+    model: Any = timm.create_model(config.model.name, **options) if options else weightless(config.model.name)
+    heads = model.blocks[0].attn.num_heads
+    small_heads = max(1, heads // 4)
+    width = model.embed_dim // 4
+    return {"embed_dim": width - width % small_heads, "depth": 2, "num_heads": small_heads}
