@@ -122,7 +122,7 @@ def test_each_sample_gets_its_own_operation():
     assert torch.equal(colored[0], images[0])  # Identity
 
 
-@pytest.mark.parametrize("settings", [{}, {"rand_augment": None}])
+@pytest.mark.parametrize("settings", [{"rand_augment": "rand-m9-n1-p1"}, {"rand_augment": None}])
 def test_compiled_is_eager_and_in_one_piece(settings):
     transform = TrainTransform(24, interpolation="bilinear", erase_probability=0.6, **settings)
     eager, compiled = DeviceAugment(transform), DeviceAugment(transform, backend="aot_eager")

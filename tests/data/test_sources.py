@@ -262,8 +262,8 @@ def test_shards_take_names_for_labels(tmp_path: Path) -> None:
     ("members", "message"),
     [
         ({"0.cls": b"0", "0.png": b"", "1.png": b""}, r"1\.png has no label; expected 1\.cls"),
-        ({"0.json": b'{"caption": "x"}', "0.png": b""}, r"the label of 0\.png"),
-        ({"0.json": b'{"label": ', "0.png": b""}, r"0\.json is not valid JSON"),
+        ({"0.json": b'{"caption": "x"}', "0.png": b""}, r"0\.png has no label; .* or 0\.json"),
+        ({"0.json": b'{"label": ', "0.png": b""}, r"0\.png has no label"),
         ({"0.cls": b"7", "0.png": b""}, "0.png has the label 7, but there are 2 classes"),
         ({"0.cls": b"emu", "0.png": b""}, r"the class 'emu' of 0\.png is not in classnames\.txt"),
     ],

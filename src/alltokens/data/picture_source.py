@@ -67,10 +67,8 @@ class PictureSource:
 def with_class_names(source: PictureSource, class_names: Sequence[str]) -> PictureSource:
     """The same pictures with labels that count in `class_names`, matched by name."""
     index = {name: label for label, name in enumerate(class_names)}
-    missing = [name for name in source.class_names if name not in index]
-    used = np.unique(source.labels)
-    missing = [name for name in missing if source.class_names.index(name) in used]
-    if missing:
+    used = [source.class_names[label] for label in np.unique(source.labels)]
+    if missing := [name for name in used if name not in index]:
         near = difflib.get_close_matches(missing[0], list(index), n=1, cutoff=0.6)
         raise UserError(
             f"{source.location}: the class {missing[0]!r} is not among the {len(index)} classes of the training "
@@ -82,6 +80,7 @@ def with_class_names(source: PictureSource, class_names: Sequence[str]) -> Pictu
 
 
 def usable(source: PictureSource, allow_empty_classes: bool) -> PictureSource:
+    """The source itself, if a classifier can be trained on it: two classes or more, each with a picture."""
     if not source.class_names:
         return source
     counts = np.bincount(source.labels, minlength=len(source.class_names))

@@ -3,9 +3,11 @@
 Shapes: n pictures, S their side in pixels.
 
 A scene shows two to four objects of ten classes on a lit, cluttered ground. Its label is the class of its main object:
-the largest, in front of the others, near the middle. Sizes are drawn the same way for all classes; each has a usual
-colour and texture, but most of its objects have others, so only the form tells them apart for sure. What a picture shows depends on (seed, split, its number) alone: asking for
-more pictures keeps the first ones, and another size shows the same scenes in other resolution.
+the largest, in front of the others, near the middle. Sizes are drawn the same way for all classes. Each class has a
+usual colour and a usual texture, but many of its objects have others, so that only the form tells for sure.
+
+What a picture shows depends on (seed, split, its number) alone: asking for more pictures keeps the first ones, and
+another size shows the same scenes in another resolution.
 
 For the same arguments class maps are the same, byte by byte, on every machine; pictures are on one machine.
 (About one millisecond a picture of 64x64: 7,000 take 8 seconds on one core, so no processes are started.)
@@ -32,6 +34,7 @@ __all__ = ["BACKGROUND", "SCENE_CLASSES", "Scenes", "contact_sheet", "load_scene
 SPLITS = {"train": 0, "val": 1, "test": 2}
 RENDERER_VERSION = 1  # part of a cache file's name: raise it with every change of what is drawn
 
+# Ten colours that are told apart beside each other, for contact sheets.
 _MAP_COLOURS = (
     (230, 60, 60), (245, 160, 40), (240, 220, 70), (130, 200, 70), (40, 140, 80),
     (70, 200, 210), (60, 110, 230), (140, 80, 210), (230, 110, 190), (165, 110, 70),

@@ -150,8 +150,10 @@ def _apart(draws: Draws, other: Colour, distance: float, usual_hue: float | None
     colour = other
     for _ in range(6):
         value = draws.between(0.65, 1.0) if draws.chance(0.85) else draws.between(0.15, 0.5)
-        usual = usual_hue is not None and draws.chance(0.35)
-        hue = usual_hue + draws.between(-0.05, 0.05) if usual else draws.between()
+        if usual_hue is not None and draws.chance(0.35):
+            hue = usual_hue + draws.between(-0.05, 0.05)
+        else:
+            hue = draws.between()
         colour = _from_hue(hue, draws.between(0.35, 0.95), value)
         if sum(abs(mine - its) for mine, its in zip(colour, other, strict=True)) > 3 * distance:
             break
@@ -159,7 +161,7 @@ def _apart(draws: Draws, other: Colour, distance: float, usual_hue: float | None
 
 
 def _object_paint(draws: Draws, ground: Colour, class_id: int) -> Paint:
-    """Each class has a usual hue and a usual texture, which one in three and one in two of its objects keep to."""
+    """Each class has a usual hue and a usual texture, kept to by one in three and by one in two of its objects."""
     colour = _apart(draws, ground, 0.28, usual_hue=class_id / len(SCENE_CLASSES))
     second = _near(draws, colour, 0.35) if draws.chance(0.6) else _apart(draws, ground, 0.2)
     accent = _apart(draws, colour, 0.15) if draws.chance(0.85) else None

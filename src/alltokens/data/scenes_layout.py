@@ -87,10 +87,13 @@ class Sighting(NamedTuple):
 def lay_out(draws: Draws) -> list[Thing]:
     """Clutter and two to four objects of different classes from the back to the front; the last object is the main one.
 
-    The main object has at least three times the area of any other, is near the middle, and only a stick may be in
-    front of it.
+    The main object shows at least three times the area of any other, is near the middle, little turned, and only a
+    stick may be in front of it: a small transformer has to learn the classes from nothing within minutes.
     """
-    things = [_clutter(draws, CLUTTER[draws.below(3)], draws.between(0.04, 0.13)) for _ in range(2 + draws.below(5))]
+    things = [
+        _clutter(draws, CLUTTER[draws.below(len(CLUTTER))], draws.between(0.04, 0.13))
+        for _ in range(2 + draws.below(5))
+    ]
     classes = list(range(len(SHAPES)))
     sides = [draws.between(0.43, 0.55)]  # the roots of the objects' areas, the main one's first
     centres = [(draws.between(0.43, 0.57), draws.between(0.43, 0.57))]

@@ -18,19 +18,19 @@ from typing import NamedTuple
 import numpy as np
 
 from alltokens.data.picture_source import PackedStrings, PictureSource, from_folders, sorted_classes
-from alltokens.data.pictures import EXTENSIONS, is_picture_name
+from alltokens.data.pictures import is_picture_name
 from alltokens.errors import UserError
 
 CLASS_NAMES_FILE = "classnames.txt"  # beside the shards, one name per line, as published WebDataset collections have it
 
 
 class Member(NamedTuple):
-    """A file inside a tar: its path there, its place in the tar, and its text if it may be a label."""
+    """A file inside a tar: a picture at its place, or a label."""
 
     path: str
-    offset: int
-    size: int
-    text: str | None
+    offset: int | None  # in bytes; None for a label
+    size: int = 0
+    label: int | str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,36 +52,36 @@ def open_tars(
     root: Path, tars: Sequence[Path], known: Sequence[str] | None = None, labelled: bool = True
 ) -> PictureSource:
     """The pictures in `tars`, which lie in the folder `root` or are `root`; WebDataset shards if there are labels."""
-    keys: list[str] = []
+    paths: list[str] = []  # the keys to be
     places: list[tuple[int, int, int]] = []
-    texts: dict[str, str] = {}  # key without extension -> content of its .cls, or else its .json
+    found: dict[str, int | str | None] = {}  # key without extension -> what its .cls says, or else its .json
     for number, tar in enumerate(tars):
         prefix = "" if tar == root else f"{tar.stem}/"
         for member in _members(tar):
             key = prefix + member.path
-            if member.text is None:
-                keys.append(key)
+            if member.offset is not None:
+                paths.append(key)
                 places.append((number, member.offset, member.size))
-            else:
-                stem, _, kind = key.rpartition(".")
-                texts[stem] = member.text if kind == "cls" else texts.get(stem, member.text)
+            elif key.endswith(".cls") or _stem(key) not in found:
+                found[_stem(key)] = member.label
     place = np.array(places, dtype=np.int64).reshape(-1, 3)
-    in_shards = any(_stem(key) in texts for key in keys)
+    in_shards = any(_stem(key) in found for key in paths)
     if in_shards:
         # "x.seg.png" beside "x.jpg" and "x.cls" belongs to x; it is not the picture.
-        main = [i for i, key in enumerate(keys) if _stem(key) in texts or _first_stem(key) not in texts]
-        keys, place = [keys[i] for i in main], place[main]
+        main = [i for i, key in enumerate(paths) if _stem(key) in found or _first_stem(key) not in found]
+        paths, place = [paths[i] for i in main], place[main]
+    keys = PackedStrings(paths)
     read = TarMembers(tuple(map(str, tars)), place[:, 0], place[:, 1], place[:, 2])
     location = str(root)
     if not (in_shards and labelled):
         return from_folders(
             location, keys, [key.rpartition("/")[0] for key in keys], read, known=known, labelled=labelled
         )
-    raw = [_label(location, key, texts.get(_stem(key))) for key in keys]
+    raw = [found.get(_stem(key)) for key in keys]
     names_file = (root if root.is_dir() else root.parent) / CLASS_NAMES_FILE
     names = names_file.read_text(encoding="utf-8").splitlines() if names_file.is_file() else None
     class_names, labels = _numbered(location, keys, raw, names)
-    return PictureSource(location, class_names, labels, PackedStrings(keys), read)
+    return PictureSource(location, class_names, labels, keys, read)
 
 
 def _members(path: Path) -> Iterator[Member]:
@@ -101,9 +101,10 @@ def _walk(tar: tarfile.TarFile, start: int, prefix: str) -> Iterator[Member]:
         if not info.isreg() or info.issparse():
             continue
         if is_picture_name(path):
-            yield Member(path, start + info.offset_data, info.size, None)
+            yield Member(path, start + info.offset_data, info.size)
         elif suffix in ("cls", "json"):
-            yield Member(path, 0, 0, _extracted(tar, info).read().decode("utf-8", "replace"))
+            text = _extracted(tar, info).read().decode("utf-8", "replace")
+            yield Member(path, None, label=_label(suffix, text))
         elif suffix == "tar":
             with tarfile.open(fileobj=_extracted(tar, info), mode="r:") as inner:
                 yield from _walk(inner, start + info.offset_data, f"{path[:-4]}/")
@@ -124,30 +125,30 @@ def _first_stem(key: str) -> str:
     return folder + slash + name.partition(".")[0]
 
 
-def _label(location: str, key: str, text: str | None) -> int | str:
-    """The content of a .cls or .json member -> a number or a class name."""
-    if text is None:
-        raise UserError(f"{location}: {key} has no label; expected {_stem(key)}.cls or {_stem(key)}.json beside it")
+def _label(kind: str, text: str) -> int | str | None:
+    """The content of a .cls member (a number or a name) or of a .json one (under "label"); None if that is neither."""
     value: object = text.strip()
-    if text.lstrip().startswith("{"):
+    if kind == "json":
         try:
-            value = json.loads(text).get("label")
-        except json.JSONDecodeError as error:
-            raise UserError(f"{location}: {_stem(key)}.json is not valid JSON ({error})") from error
+            content = json.loads(text)
+        except json.JSONDecodeError:
+            return None
+        value = content.get("label") if isinstance(content, dict) else None
     if isinstance(value, str) and value.lstrip("-").isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise UserError(
-            f'{location}: the label of {key} is {text[:60]!r}; expected a number, a name or {{"label": ..}}'
-        )
-    return value
+        return int(value)
+    return value if isinstance(value, int | str) and not isinstance(value, bool) and value != "" else None
 
 
 def _numbered(
-    location: str, keys: Sequence[str], raw: Sequence[int | str], names: Sequence[str] | None
+    location: str, keys: Sequence[str], raw: Sequence[int | str | None], names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    if not raw:
-        raise UserError(f"no pictures in {location}; looked for {', '.join(EXTENSIONS)}")
+    """What the label members say -> class names, and labels that count in them."""
+    if None in raw:
+        key = keys[raw.index(None)]
+        raise UserError(
+            f"{location}: {key} has no label; expected {_stem(key)}.cls with a number or a name beside it, "
+            f'or {_stem(key)}.json with {{"label": ...}}'
+        )
     if all(isinstance(value, int) for value in raw):
         labels = np.array(raw, dtype=np.int64)
         return tuple(names or map(str, range(int(labels.max()) + 1))), labels

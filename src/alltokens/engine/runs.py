@@ -154,7 +154,7 @@ def _run(
 ) -> RunResult:
     quiet = quiet or not runtime.is_main
     if config.log.trackers:
-        runtime.accelerator.init_trackers("alltokens", config=flatten(to_mapping(config)))
+        runtime.accelerator.init_trackers("alltokens", config={k: v if isinstance(v, int | float | str) else str(v) for k, v in flatten(to_mapping(config)).items()})
     done_before = trainer.position.epoch >= trainer.epochs
     try:
         with Progress(feed.updates_per_epoch * trainer.epochs, done=trainer.position.update, quiet=quiet) as progress:

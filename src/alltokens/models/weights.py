@@ -72,10 +72,11 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     try:
         content: Any = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
     except (safetensors.SafetensorError, OSError, RuntimeError, EOFError) as error:
-        raise UserError(f"{file} cannot be read as weights: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{file} cannot be read as weights: {_first_line(error)}") from None
     except Exception as error:  # torch's unpickler reports code and damage alike through its own error types
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{file} is not a plain state dict (weights with code in them are refused): {reason}") from None
+        raise UserError(
+            f"{file} is not a plain state dict (weights with code in them are refused): {_first_line(error)}"
+        ) from None
     while isinstance(content, Mapping) and (wrapped := [key for key in _WRAPPERS if key in content]):
         content = content[wrapped[0]]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
@@ -127,6 +128,10 @@ def save_weights(
     }
     write(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
     write(folder / WEIGHTS_FILE, save({name: value.detach().cpu().contiguous() for name, value in state.items()}))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _belongs(name: str, modules: set[str]) -> bool:
