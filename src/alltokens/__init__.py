@@ -1,5 +1,9 @@
-"""Train vision transformers with a true label for every token."""
+"""Train vision transformers with a true label for every token.
 
+The names below are the public ones; everything else may move.
+"""
+
+from alltokens.core import geometry
 from alltokens.core.losses import blend_targets, smooth_one_hot, soft_cross_entropy
 from alltokens.core.mixing import (
     draw_block_mix,
@@ -10,11 +14,31 @@ from alltokens.core.mixing import (
     mix_images,
 )
 from alltokens.core.plan import MixPlan
-from alltokens.errors import UnsupportedModel, UserError
+from alltokens.data.datasets import PictureDataset, Sample
+from alltokens.data.device_augment import DeviceAugment
+from alltokens.data.pictures import UnreadablePicture
+from alltokens.data.transforms import EvalTransform, TrainTransform
+from alltokens.errors import TrainingFailed, TrainingStopped, UnsupportedModel, UserError
+from alltokens.follow.area import Area
+from alltokens.models.weights import load_weights
+from alltokens.supervision.mixer import Mixer
+from alltokens.supervision.step import Parts, Supervision
 from alltokens.version import __version__
 
 __all__ = [
+    "Area",
+    "DeviceAugment",
+    "EvalTransform",
     "MixPlan",
+    "Mixer",
+    "Parts",
+    "PictureDataset",
+    "Sample",
+    "Supervision",
+    "TrainTransform",
+    "TrainingFailed",
+    "TrainingStopped",
+    "UnreadablePicture",
     "UnsupportedModel",
     "UserError",
     "__version__",
@@ -24,6 +48,8 @@ __all__ = [
     "draw_mixtoken",
     "draw_mixup",
     "draw_random_mix",
+    "geometry",
+    "load_weights",
     "mix_images",
     "smooth_one_hot",
     "soft_cross_entropy",

@@ -32,7 +32,5 @@ def unknown(kind: str, came: object, allowed: Iterable[str], hint: str = "") -> 
     begun = sorted((name for name in names if str(came) and name.startswith(str(came))), key=len)
     near = begun + difflib.get_close_matches(str(came), names, n=8, cutoff=0.5)
     guess = f" Did you mean {near[0]!r}?" if near else ""
-    shown = (
-        ", ".join(names) if len(names) <= 40 else ", ".join([*dict.fromkeys(near)][:8] + [f"... ({len(names)} in all)"])
-    )
-    return UserError(f"unknown {kind} {came!r}.{guess} Allowed: {shown}.{' ' + hint if hint else ''}")
+    shown = names if len(names) <= 40 else [*[*dict.fromkeys(near)][:8], f"... ({len(names)} in all)"]
+    return UserError(f"unknown {kind} {came!r}.{guess} Allowed: {', '.join(shown)}.{' ' + hint if hint else ''}")

@@ -89,7 +89,7 @@ def test_warmup_must_leave_time_to_train():
 @pytest.mark.parametrize("mixer", ["cutmix", "mixup+cutmix", "random", "block"])
 def test_snapped_boxes_must_fit_the_picture(mixer):
     values = {"data": {"image_size": 100}, "supervision": {"mixer": {"name": mixer, "patch_size": 16}}}
-    with pytest.raises(UserError, match="100 does not divide into patches of supervision.mixer.patch_size 16"):
+    with pytest.raises(UserError, match=r"100 does not divide into patches of supervision.mixer.patch_size 16"):
         check(build(RunConfig, values, "test"))
 
 

@@ -1,12 +1,12 @@
 import pytest
 import yaml
-from tests.shrink import shrunken
 
 from alltokens.engine.checks import check
 from alltokens.engine.config import RecipeCard, RunConfig
 from alltokens.engine.loading import build, parse_yaml, to_mapping, to_yaml
 from alltokens.engine.recipes import find_recipe, load_recipe, overlay, packaged_recipes, recipe_name
 from alltokens.errors import UserError
+from tests.shrink import shrunken
 
 NAMES = sorted(packaged_recipes())
 

@@ -88,7 +88,7 @@ def _devices() -> list[Finding]:
 
 
 def _speed() -> list[Finding]:
-    from timm.layers import use_fused_attn
+    from timm.layers.config import use_fused_attn
 
     fused = bool(use_fused_attn())
     compiler = next((name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)), None)

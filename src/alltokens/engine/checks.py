@@ -91,12 +91,12 @@ def _ranges(config: RunConfig) -> None:
         raise UserError(
             f"schedule.warmup_epochs ({config.schedule.warmup_epochs}) must be fewer than train.epochs ({train.epochs})"
         )
-    if mixer.name in ("cutmix", "mixup+cutmix", "random", "block") and mixer.patch_size:
-        if data.image_size % mixer.patch_size:
-            raise UserError(
-                f"data.image_size {data.image_size} does not divide into patches of "
-                f"supervision.mixer.patch_size {mixer.patch_size}"
-            )
+    snapped = mixer.name in ("cutmix", "mixup+cutmix", "random", "block") and mixer.patch_size
+    if snapped and data.image_size % snapped:
+        raise UserError(
+            f"data.image_size {data.image_size} does not divide into patches of "
+            f"supervision.mixer.patch_size {mixer.patch_size}"
+        )
 
 
 def _model(config: RunConfig) -> None:
@@ -110,7 +110,8 @@ def _model(config: RunConfig) -> None:
 
 
 def _optimizer(config: RunConfig) -> None:
-    from timm.optim import list_optimizers
+    from timm.optim import list_optimizers  # pyright: ignore[reportPrivateImportUsage]
 
-    if config.optimizer.name.lower() not in list_optimizers():
-        raise unknown("optimizer", config.optimizer.name, list_optimizers())
+    names = [str(name) for name in list_optimizers()]
+    if config.optimizer.name.lower() not in names:
+        raise unknown("optimizer", config.optimizer.name, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import nn
 
 from alltokens.engine.config import OptimizerConfig
@@ -15,11 +15,13 @@ from alltokens.errors import UserError
 def build_optimizer(net: nn.Module, config: OptimizerConfig, peak: float) -> torch.optim.Optimizer:
     if config.layer_decay is not None and not hasattr(net, "group_matcher"):
         raise UserError(f"optimizer.layer_decay needs a model that names its layers; {type(net).__name__} does not")
+    info = get_optimizer_info(config.name.lower())
     further: dict[str, Any] = {}
-    if config.betas is not None:
-        further["betas"] = config.betas
-    if config.eps is not None:
-        further["eps"] = config.eps
+    for name, value, taken in (("betas", config.betas, info.has_betas), ("eps", config.eps, info.has_eps)):
+        if value is not None and not taken:  # timm would drop it without a word
+            raise UserError(f"the optimizer {config.name!r} does not take these settings: optimizer.{name}")
+        if value is not None:
+            further[name] = value
     try:
         return create_optimizer_v2(
             net,

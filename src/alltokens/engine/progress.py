@@ -110,7 +110,7 @@ class Progress:
     def step(
         self, *, update: int, epoch: int, loss: float, speed: float, rate: float, best: float | None = None
     ) -> None:
-        """After `update` updates: the interval's `loss`, pictures a second, learning `rate`, `best` top-1 in percent."""
+        """After `update` updates: loss of the interval, pictures a second, learning rate, best top-1 in percent."""
         if self._console is None:
             return
         found = f"  best {best:.2f} %" if best else ""

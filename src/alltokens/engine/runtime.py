@@ -7,6 +7,7 @@ recipe says everything else, and an environment that says otherwise is refused.
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import socket
 from collections.abc import MutableMapping
@@ -80,6 +81,7 @@ def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: 
     """Join the other processes and set device, precision and sharding up. Once per run."""
     _join_slurm(os.environ)
     _refuse_contradictions(config, os.environ)
+    _check_trackers(trackers)
     spoken = set(os.environ)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device is cuda, but no CUDA device is there; `alltokens doctor` says what is")
@@ -109,6 +111,12 @@ def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: 
     if dist.is_initialized():
         atexit.register(_leave_processes)
     return Runtime(accelerator)
+
+
+def _check_trackers(trackers: tuple[str, ...]) -> None:
+    for name in trackers:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"log.trackers asks for {name}, which is not installed: pip install 'alltokens[{name}]'")
 
 
 def unwrap(step: nn.Module) -> nn.Module:
