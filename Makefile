@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format losses clean
 
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "alltokens needs Python >= 3.11, this is " + sys.version)'
@@ -14,7 +14,7 @@ $(VENV)/installed: pyproject.toml
 	@touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/alltokens train quickstart --run-dir runs/quickstart --overwrite
+	$(BIN)/alltokens train quickstart
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
@@ -27,6 +27,9 @@ check: $(VENV)/installed
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+losses: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.test_recipe_losses
 
 clean:
 	rm -rf $(VENV) build dist

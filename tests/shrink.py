@@ -29,6 +29,7 @@ def shrunken(config: RunConfig) -> RunConfig:
             num_classes=None,
             train_pictures=2 * BATCH,
             val_pictures=BATCH,
+            allow_empty_classes=True,
             workers=0,
         ),
         schedule=replace(config.schedule, warmup_epochs=0.0, cooldown_epochs=0.0),

@@ -88,7 +88,7 @@ def test_model_options_merge(calls):
 
 
 def test_the_recipe_may_stand_last(calls):
-    assert main(["train", "--train.epochs", "3", "--overwrite", "quickstart"]) == 0
+    assert main(["train", "--train.epochs", "3", "--dry-run", "quickstart"]) == 0
     assert config_of(calls).train.epochs == 3
 
 
@@ -124,7 +124,7 @@ def test_a_command_line_means_what_yaml_means(calls, tmp_path):
         (["quickstart", "--augment.scale", "[0.5"], "not valid YAML"),
         (["quickstart", "--log.trackers", "wandbx"], "Did you mean 'wandb'?"),
         (["quickstart", "--model.options", "3"], "model.options: expected settings as 'key: value', got 3"),
-        (["quickstart", "--overwrite=no"], "unexpected argument 'no'"),
+        (["quickstart", "--dry-run=no"], "unexpected argument 'no'"),
         (["--resume", "runs/x", "quickstart"], "a recipe does not go with it"),
         (["--resume", "runs/x", "--dry-run"], "--dry-run does not go with it"),
         (["--resume"], "--resume wants a value"),

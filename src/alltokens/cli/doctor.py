@@ -76,7 +76,7 @@ def _devices() -> list[Finding]:
         advice = (
             f"torch is built for CUDA {cuda}; the driver is {driver or 'not there'}"
             if cuda
-            else "torch is built without"
+            else "torch is built without CUDA"
         )
         return [*found, Finding("cuda", False, "no device", advice)]
     found.append(Finding("cuda", True, f"{cuda}, driver {driver or 'unknown'}"))

@@ -30,8 +30,6 @@ class Command(RunConfig):
     """Start from these weights: a run's folder or a file. Class count and picture size may differ."""
     resume: Annotated[str | None, shown_as("RUN")] = None
     """Go on with the run in this folder, exactly where it stopped."""
-    overwrite: Switch = False
-    """Replace the run that the folder holds."""
     dry_run: Switch = False
     """Show settings, shapes, first loss and the time it would take; write nothing."""
 
@@ -68,13 +66,12 @@ def _train(command: Command, settings: dict[str, Any], words: Sequence[str]) -> 
         run_dir=None if command.run_dir is None else Path(command.run_dir),
         weights_from=command.weights_from,
         command=["alltokens", "train", *words],
-        **({"overwrite": True} if command.overwrite else {}),
     )
 
 
 def _resume(command: Command, settings: dict[str, Any], words: Sequence[str]) -> None:
     assert command.resume is not None
-    for name in ("recipe", "run_dir", "weights_from", "overwrite", "dry_run"):
+    for name in ("recipe", "run_dir", "weights_from", "dry_run"):
         if getattr(command, name):
             shown = "a recipe" if name == "recipe" else "--" + name.replace("_", "-")
             raise UserError(f"--resume goes on with a run as it is; {shown} does not go with it")
@@ -103,7 +100,6 @@ alltokens train --resume RUN           go on with a run that stopped
   --data.root DIR        the pictures: a folder of class folders, a tar, shards, hfds:PATH, or scenes
   --run-dir DIR          the folder of the run; the default is a new one under runs/
   --weights-from PATH    start from the weights of a run or a file
-  --overwrite            replace the run that the folder holds
   --dry-run              show settings, shapes, first loss and the time it would take; write nothing
   --GROUP.NAME VALUE     any setting of the recipe: --train.epochs 50 --model.options '{{depth: 8}}'
 

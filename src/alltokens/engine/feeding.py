@@ -112,7 +112,8 @@ def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | N
 def _open_sources(data: DataConfig, runtime: Runtime) -> dict[str, PictureSource]:
     if not runtime.is_main:
         runtime.wait()  # the main process renders and caches the scenes
-    train = usable(open_pictures(data, "train"), data.allow_empty_classes)
+    drawn = (data.train or data.root) == "scenes"  # a handful of scenes need not show all ten classes
+    train = usable(open_pictures(data, "train"), data.allow_empty_classes or drawn)
     val = open_pictures(data, "val", train.class_names)
     if val.class_names != train.class_names:
         val = with_class_names(val, train.class_names)

@@ -31,11 +31,6 @@ from alltokens.core.align import additive_bias, attention_share, mean_over_heads
 from alltokens.errors import UserError
 from alltokens.follow.route import Attend, Moment, Step
 
-# On a CPU, explicit attention takes as long as PyTorch's fused one (deit_tiny, batch 8), and its weights are then free
-# for the share. Up to 1,024 tokens; beyond that memory speaks for the fused call.
-EXPLICIT_ON_CPU = 1024 * 1024
-
-
 class Tap:
     """What one module needs to know to move the share."""
 
@@ -88,20 +83,9 @@ class AttentionTap(Tap):
         enable_gqa: bool = False,
     ) -> Tensor:
         """What the module finds under the name `scaled_dot_product_attention`."""
-        if is_causal or enable_gqa:
+        if is_causal or enable_gqa:  # no module of a supported family asks for either
             raise UserError("a share cannot follow causal or grouped-query attention calls")
         factor = query.shape[-1] ** -0.5 if scale is None else scale
-        if (
-            query.device.type == "cpu"
-            and query.dtype in (torch.float32, torch.float64)
-            and dropout_p == 0
-            and query.shape[-2] * key.shape[-2] <= EXPLICIT_ON_CPU
-        ):
-            scores = (query * factor) @ key.transpose(-2, -1)
-            bias = additive_bias(attn_mask, None, scores.dtype)
-            weights = (scores if bias is None else scores + bias).softmax(-1)
-            self.move(_from_weights(weights.detach(), self.step.signed))
-            return weights @ value
         self.move(_from_query_and_key(query.detach(), key.detach(), factor, attn_mask))
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale, is_causal=is_causal

@@ -1,0 +1,396 @@
+"""TLAlign as a user meets it: every way of running a model, every option, every mistake."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import timm
+import torch
+from timm.models.cait import Cait
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import DiffAttention, ParallelThingsBlock, VisionTransformer
+from torch import nn
+
+import alltokens as at
+from alltokens.follow.families import follower_support, supported_models
+from alltokens.follow.tl_align import TLAlign
+from alltokens.follow.transmix import TransMix
+from tests.follow.test_families import CASES, VIT, mixed_batch, sharp
+
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
+
+
+def tiny(depth: int = 3, **options) -> VisionTransformer:
+    return sharp(lambda: VisionTransformer(depth=depth, **TINY, **options), torch.float32)
+
+
+def followed(model: nn.Module, images, plan, run=None, **options) -> TLAlign:
+    aligner = TLAlign(model, **options)
+    try:
+        with aligner.follow(plan):
+            (run or model)(images)
+    finally:
+        aligner.detach()
+    return aligner
+
+
+@pytest.fixture
+def batch():
+    return mixed_batch((32, 32), torch.float32)
+
+
+# every way of running a model
+
+
+@pytest.mark.parametrize("name", ["vit", "vit_registers", "vit_parallel_things", "eva02", "cait", "swin", "pvt_v2"])
+def test_fused_and_unfused_attention_give_the_same_shares(name):
+    build, size, _ = CASES[name]
+    model, (images, plan) = sharp(build, torch.float32), mixed_batch(size, torch.float32)
+    expected = followed(model, images, plan)
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = not module.fused_attn
+    actual = followed(model, images, plan)
+    torch.testing.assert_close(actual.share, expected.share, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [
+        ("vit", False),
+        ("vit", True),
+        ("swin_odd", True),
+        *[
+            pytest.param(name, checkpointing, marks=pytest.mark.slow)
+            for name in ("vit_map", "eva02", "cait", "swin_odd", "swin_v2", "pvt", "pvt_v2", "mixer", "convnext")
+            for checkpointing in (False, True)
+        ],
+    ],
+)
+def test_compiled_is_eager_in_one_graph_with_and_without_checkpointing(name, checkpointing):
+    build, size, _ = CASES[name]
+    model, (images, plan) = sharp(build, torch.float32), mixed_batch(size, torch.float32)
+    model.train().set_grad_checkpointing(checkpointing)
+    for module in model.modules():
+        if isinstance(module, timm.layers.DropPath):
+            module.drop_prob = 0.0
+    aligner = TLAlign(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    shares, gradients = [], []
+    for run in (model, compiled):
+        model.zero_grad()
+        with aligner.follow(plan):
+            logits = run(images)
+        logits.square().sum().backward()
+        shares.append((aligner.share, aligner.token_shares))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(shares[1], shares[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-3, rtol=1e-3)
+    torch._dynamo.reset()
+
+
+def test_a_compiled_model_follows_another_plan_without_compiling_again(batch):
+    images, plan = batch
+    model = tiny()
+    aligner = TLAlign(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with aligner.follow(plan):
+        compiled(images)
+    other = at.draw_mixup(3, 32, generator=torch.Generator().manual_seed(0))
+    with torch.compiler.set_stance("fail_on_recompile"), aligner.follow(other):
+        compiled(images)
+    torch.testing.assert_close(aligner.share, other.share)
+    torch._dynamo.reset()
+
+
+def test_checkpointing_changes_neither_shares_nor_gradients(batch):
+    images, plan = batch
+    model, results = tiny(attn_drop_rate=0.1, drop_path_rate=0.2).train(), []
+    for checkpointing in (False, True):
+        model.set_grad_checkpointing(checkpointing)
+        model.zero_grad()
+        torch.manual_seed(5)
+        aligner = TLAlign(model, drop_path_aware=True)
+        with aligner.follow(plan):
+            logits = model(images)
+        share = aligner.share
+        logits.square().sum().backward()
+        assert torch.equal(aligner.share, share)
+        results.append((share, *[parameter.grad for parameter in model.parameters()]))
+        aligner.detach()
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_shares_keep_float32_under_autocast(batch):
+    images, plan = batch
+    model = tiny()
+    exact = followed(model, images, plan)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = followed(model, images, plan)
+    assert rounded.share.dtype == torch.float32
+    torch.testing.assert_close(rounded.share, exact.share, atol=2e-2, rtol=0)  # q and k themselves are rounded
+
+
+def test_following_leaves_the_models_random_numbers_and_its_gradients(batch):
+    images, plan = batch
+    model = tiny(drop_path_rate=0.3, proj_drop_rate=0.2, attn_drop_rate=0.2).train()
+    results = []
+    for options in (None, {}, {"drop_path_aware": True}):
+        aligner = TLAlign(model, **options) if options is not None else None
+        model.zero_grad()
+        torch.manual_seed(3)
+        if aligner is None:
+            logits = model(images)
+        else:
+            with aligner.follow(plan):
+                logits = model(images)
+            aligner.detach()
+        logits.square().sum().backward()
+        results.append((logits.detach(), torch.rand(1), *[parameter.grad for parameter in model.parameters()]))
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+
+
+def test_several_batches_are_followed_one_after_the_other(batch):
+    images, plan = batch
+    model = tiny()
+    aligner = TLAlign(model)
+    with aligner.follow(plan):
+        model(images)
+    first, copied = aligner.share, aligner.share.clone()
+    smaller = at.MixPlan(torch.tensor([1, 0]), plan.mask[:2])
+    with aligner.follow(smaller):
+        model(images[:2])
+    assert aligner.share.shape == (2,)
+    assert torch.equal(first, copied)  # what was read belongs to the reader
+
+
+# limits
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_mix_full_swap_and_mixup_are_fixed_points_and_shares_stay_shares(name):
+    build, size, _ = CASES[name]
+    model, (images, plan) = sharp(build, torch.float32), mixed_batch(size, torch.float32)
+    aligner = TLAlign(model)
+    for constant in (0.0, 1.0, 0.3):
+        with aligner.follow(at.MixPlan(plan.partner, torch.full((1, *size), constant))):
+            model(images)
+        torch.testing.assert_close(aligner.share, torch.full((3,), constant), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            aligner.token_shares, torch.full_like(aligner.token_shares, constant), atol=1e-6, rtol=0
+        )
+    with aligner.follow(plan):
+        model(images)
+    for shares in (aligner.share, aligner.token_shares):
+        assert 0 <= shares.min() <= shares.max() <= 1
+
+
+# options
+
+
+def test_layers_left_out_leave_the_share(batch):
+    images, plan = batch
+    model = tiny(depth=3)
+    kept = followed(model, images, plan, layers=[2], layer_shares=True).layer_shares
+    everything = followed(model, images, plan, layer_shares=True).layer_shares
+    assert len(kept) == 3
+    torch.testing.assert_close(kept[0].share, plan.share)
+    torch.testing.assert_close(kept[0].token_shares, plan.token_share((4, 4)).flatten(1))
+    assert not torch.allclose(kept[1].token_shares, kept[0].token_shares)
+    assert torch.equal(kept[2].token_shares, kept[1].token_shares)
+    torch.testing.assert_close(followed(model, images, plan, layers=[1, 2, 3]).share, everything[-1].share)
+
+
+def test_merging_happens_in_layers_that_are_left_out_too():
+    build, size, _ = CASES["swin_odd"]
+    model, (images, plan) = sharp(build, torch.float32), mixed_batch(size, torch.float32)
+    aligner = followed(model, images, plan, layers=[1])
+    assert aligner.token_shares.shape == (3, 4 * 6)
+
+
+def test_ignoring_the_residual_takes_the_branch_alone(batch):
+    images, plan = batch
+    model = tiny(depth=1)
+    start = torch.cat([plan.share[:, None], plan.token_share((4, 4)).flatten(1)], 1)
+    average = followed(model, images, plan).token_shares
+    branch = followed(model, images, plan, residual="ignore").token_shares
+    torch.testing.assert_close(average, (start[:, 1:] + branch) / 2)
+
+
+def test_a_dropped_branch_moves_nothing_when_asked(batch):
+    images, plan = batch
+    model = tiny(depth=1, drop_path_rate=0.5).train()
+    model.blocks[0].drop_path1 = timm.layers.DropPath(0.5)
+    start = plan.token_share((4, 4)).flatten(1)
+    torch.manual_seed(0)
+    moved = followed(model, images, plan).token_shares
+    dropped = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        shares = followed(model, images, plan, drop_path_aware=True).token_shares
+        for sample in range(3):
+            is_start = torch.allclose(shares[sample], start[sample])
+            assert is_start or torch.allclose(shares[sample], moved[sample])
+            dropped.append(is_start)
+    assert 0 < sum(dropped) < len(dropped)
+
+
+def test_dropped_branches_of_shared_stochastic_depth_are_refused():
+    model = Cait(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, drop_path_rate=0.1)
+    with pytest.raises(at.UserError, match="of its own for every branch"):
+        TLAlign(model, drop_path_aware=True)
+
+
+# leaving and mistakes
+
+
+@pytest.mark.parametrize("name", ["vit", "vit_parallel_scaling", "cait", "swin", "pvt_v2", "mixer", "poolformer"])
+def test_detach_leaves_outputs_state_and_modules_as_before(name):
+    build, size, _ = CASES[name]
+    model, (images, plan) = sharp(build, torch.float32), mixed_batch(size, torch.float32)
+    before, state = model(images), copy.deepcopy(model.state_dict())
+    attributes = {key: set(vars(module)) for key, module in model.named_modules()}
+    aligner = TLAlign(model, drop_path_aware=name == "vit")
+    assert torch.equal(model(images), before)  # not following: the very same code
+    assert list(model.state_dict()) == list(state)
+    with aligner.follow(plan):
+        model(images)
+    aligner.detach()
+    assert torch.equal(model(images), before)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert {key: set(vars(module)) for key, module in model.named_modules()} == attributes
+
+
+def test_an_exception_inside_the_model_leaves_nothing(batch):
+    images, plan = batch
+    model = tiny()
+    aligner = TLAlign(model)
+    with aligner.follow(plan):
+        model(images)
+    hook = model.blocks[1].mlp.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), aligner.follow(plan):
+        model(images)
+    hook.remove()
+    with pytest.raises(at.UserError, match="no batch has been followed"):
+        _ = aligner.share
+    with aligner.follow(plan):
+        model(images)
+    assert aligner.share.shape == (3,)
+
+
+@pytest.mark.parametrize("second", [TLAlign, TransMix])
+def test_two_followers_on_one_model_are_refused(second):
+    model = tiny()
+    first = TLAlign(model)
+    with pytest.raises(at.UserError, match=r"detach\(\)"):
+        second(model)
+    first.detach()
+    second(model)
+
+
+def test_a_follow_inside_a_follow_is_refused_and_the_outer_one_goes_on(batch):
+    images, plan = batch
+    model = tiny()
+    aligner = TLAlign(model)
+    with aligner.follow(plan):
+        with pytest.raises(at.UserError, match="already"), aligner.follow(plan):
+            pass
+        model(images)
+    assert torch.equal(aligner.share, followed_share(aligner, model, images, plan))
+
+
+def followed_share(aligner, model, images, plan):
+    with aligner.follow(plan):
+        model(images)
+    return aligner.share
+
+
+def test_copies_of_a_followed_model_are_not_followed(batch):
+    images, plan = batch
+    model = tiny()
+    aligner = TLAlign(model)
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    with aligner.follow(plan):
+        model(images)
+        for other in copies:
+            other(images * 2)  # an EMA model run in the middle must not touch the shares
+    assert torch.equal(aligner.share, followed_share(aligner, model, images, plan))
+    TLAlign(copies[0])  # and a copy can be followed by itself
+
+
+def test_a_forgotten_model_is_reported(batch):
+    model = tiny()
+    aligner = TLAlign(model)
+    with pytest.raises(at.UserError, match="layer 1 is not a number"), aligner.follow(batch[1]):
+        pass
+
+
+def test_the_plan_of_another_batch_is_refused(batch):
+    images, plan = batch
+    model = tiny()
+    with pytest.raises(at.UserError, match="the plan of the very batch"):
+        followed(model, images[:2], plan)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": [0]}, "from 1 to 3"),
+        ({"layers": [4]}, "from 1 to 3"),
+        ({"layers": []}, "from 1 to 3"),
+        ({"residual": "averag"}, "Did you mean 'average'"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(options, message):
+    model = tiny()
+    with pytest.raises(at.UserError, match=message):
+        TLAlign(model, **options)
+    TLAlign(model)  # nothing stayed behind
+
+
+def test_shares_of_layers_need_to_be_asked_for(batch):
+    images, plan = batch
+    aligner = followed(tiny(), images, plan)
+    with pytest.raises(at.UserError, match="layer_shares=True"):
+        _ = aligner.layer_shares
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: timm.create_model("resnet18", num_classes=2), "Supported families: ViT"),
+        (lambda: VIT(img_size=32, attn_layer=DiffAttention), "DiffAttention"),
+        (lambda: VIT(img_size=32, patch_drop_rate=0.5), "patch_drop_rate=0"),
+        (lambda: nn.Sequential(tiny(), tiny()), "several models"),
+    ],
+)
+def test_models_that_cannot_be_followed_raise(build, message):
+    with pytest.raises(at.UnsupportedModel, match=message):
+        TLAlign(build())
+
+
+def test_a_compiled_model_is_refused_with_the_right_order():
+    with pytest.raises(at.UserError, match="then compile it"):
+        TLAlign(torch.compile(tiny()))
+
+
+def test_a_model_inside_a_wrapper_is_found(batch):
+    images, plan = batch
+    model = tiny()
+    wrapped = nn.ModuleDict({"net": model})
+    assert torch.equal(followed(wrapped, images, plan, run=model).share, followed(model, images, plan).share)
+
+
+def test_support_is_known_by_model_class_and_name():
+    assert follower_support(tiny()) == ("area", "transmix", "tl_align")
+    assert follower_support(sharp(CASES["swin"][0], torch.float32)) == ("area", "tl_align")
+    assert follower_support(SwinTransformer) == ("area", "tl_align")
+    assert follower_support("resnet18") == ("area",)
+    assert follower_support(VIT(img_size=32, block_fn=ParallelThingsBlock)) == ("area", "tl_align")
+    assert "vit_dpwee_patch16_reg1_gap_256" not in supported_models()
+    assert {"deit_tiny_patch16_224", "pvt_tiny", "swinv2_tiny_window8_256"} <= set(supported_models())
+    with pytest.raises(at.UserError, match="deit_tiny"):
+        follower_support("deit_tiny_patch16_22")
