@@ -34,6 +34,17 @@ def golden_json(name: str) -> dict:
     return json.loads((GOLDEN / name).read_text())
 
 
+def official_tl_align_box(seed: int, grid: int = 14) -> tuple[float, tuple[int, int, int, int]]:
+    """The published draw for one batch (FACTS 3.2): (own share, box in patches (top, bottom, left, right))."""
+    random = np.random.RandomState(seed)
+    random.rand()  # whether to mix at all: always
+    own_share = random.beta(1.0, 1.0)
+    half = int(grid * np.sqrt(1 - own_share)) // 2
+    centre = [random.randint(grid), random.randint(grid)]
+    edges = [int(np.clip(middle + side * half, 0, grid)) for middle in centre for side in (-1, 1)]
+    return own_share, (edges[0], edges[1], edges[2], edges[3])
+
+
 def _weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     normal = np.random.RandomState(zlib.crc32(name.encode("ascii"))).standard_normal(shape)
     last = name.rsplit(".", 1)[-1]

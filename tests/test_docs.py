@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from alltokens.cli import main
-from alltokens.engine.loading import build, parse_yaml
 from alltokens.engine.config import RunConfig
+from alltokens.engine.loading import build, parse_yaml
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

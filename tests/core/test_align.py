@@ -12,6 +12,7 @@ from torch import Tensor
 
 from alltokens.core import align
 from alltokens.core.kernels import attention_share as kernel
+from alltokens.core.kernels.attention_with_share import attention_with_share, can_carry
 
 
 def explicit(query: Tensor, key: Tensor, share: Tensor, scale: float, bias: Tensor | None) -> Tensor:
@@ -129,13 +130,37 @@ def test_the_op_meets_the_contract_of_torch_library():
     assert torch.equal(query, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attention_with_share_is_fused_attention_and_the_op(dtype):
+    query, key, share = inputs(channels=16, dtype=dtype)
+    value = torch.randn(key.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    share = share.to(dtype)
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    weight = torch.randn(2, 3, 7, 16, generator=torch.Generator().manual_seed(3)).to(dtype)
+    attended, mixed, _ = attention_with_share(query, key, value, share, 0.3)
+    plain = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.3)
+    torch.testing.assert_close(attended, plain)
+    gradients = torch.autograd.grad((attended * weight).sum(), leaves)
+    torch.testing.assert_close(gradients, torch.autograd.grad((plain * weight).sum(), leaves))
+    assert not mixed.requires_grad
+    torch.testing.assert_close(mixed, align.attention_share(query.detach(), key.detach(), share, 0.3))
+    torch.library.opcheck(attention_with_share, (query, key, value, share, 0.3))
+
+
+def test_what_fused_attention_would_round_or_cannot_widen_is_not_carried_along():
+    query, key, _ = inputs()
+    assert can_carry(query, key, key)
+    assert not can_carry(query, key, key.bfloat16())
+    assert not can_carry(query.half(), key.half(), key.half())
+    assert not can_carry(query, key, key[..., :4])
+    assert not can_carry(query.to("meta"), key, key)
+
+
 def test_masks_become_one_additive_bias():
     keep = torch.tensor([[True, False], [True, True]])
     valid = torch.tensor([[False, True]])
     infinity = float("inf")
-    torch.testing.assert_close(
-        align.additive_bias(keep, None, torch.float32), torch.tensor([[0, -infinity], [0, 0.0]])
-    )
+    torch.testing.assert_close(align.additive_bias(keep, None, torch.float32), torch.tensor([[0, -infinity], [0, 0.0]]))
     both = align.additive_bias(keep.float(), valid, torch.float32)
     torch.testing.assert_close(both, torch.tensor([[[[-infinity, 0], [-infinity, 1.0]]]]))
     assert align.additive_bias(None, None, torch.float32) is None

@@ -21,7 +21,11 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two-ranks")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*launcher, "-m", "tests.distributed.worker", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=150
+        [*launcher, "-m", "tests.distributed.worker", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=150,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     train(PLAIN, run_dir=folder / "one", quiet=True)
@@ -38,7 +42,9 @@ def test_two_ranks_equal_one(runs, strategy):
     (one, facts), (two, two_facts) = state(runs / "one"), state(runs / strategy)
     assert one.keys() == two.keys()
     for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            two[name], value, atol=1e-6, rtol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
     assert two_facts["position"]["best_top1"] == pytest.approx(facts["position"]["best_top1"], abs=1e-9)
     assert two_facts["position"]["update"] == facts["position"]["update"] == 24
 

@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from alltokens.engine.runs import resume, train
@@ -38,14 +39,10 @@ def stop_and_resume(config, run_dir: Path) -> None:
         return original(self, micro_batches)
 
     Trainer._update = interrupted
-    try:
+    with pytest.raises(TrainingStopped) as stopped:
         train(config, run_dir=run_dir, quiet=True)
-    except TrainingStopped as stopped:
-        assert stopped.signal == signal.SIGTERM
-    else:
-        raise AssertionError("the run did not stop")
-    finally:
-        Trainer._update = original
+    assert stopped.value.signal == signal.SIGTERM
+    Trainer._update = original
     resume(run_dir, quiet=True)
 
 

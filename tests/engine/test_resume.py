@@ -72,7 +72,9 @@ def test_stopped_in_the_middle_of_an_epoch_and_resumed_is_bitwise_the_same(varia
     resumed = resume(tmp_path / "stopped", quiet=True)
     assert_same_run(tmp_path / "straight", tmp_path / "stopped")
     assert resumed.scores == straight.scores
-    evaluations = [[line for line in metrics(tmp_path / name) if line["kind"] == "evaluation"] for name in ("straight", "stopped")]
+    evaluations = [
+        [line for line in metrics(tmp_path / name) if line["kind"] == "evaluation"] for name in ("straight", "stopped")
+    ]
     assert evaluations[0] == evaluations[1]
 
 

@@ -6,8 +6,8 @@ import pytest
 import timm
 import torch
 
-from alltokens.engine.loading import build, read_yaml
 from alltokens.engine.config import RunConfig
+from alltokens.engine.loading import build, read_yaml
 from alltokens.engine.run_folder import load_config, read_metrics
 from alltokens.engine.runs import dry_run, train
 from alltokens.engine.trainer import Trainer
@@ -51,7 +51,9 @@ def test_stock_timm_loads_the_weights_and_they_score_the_same(run):
 
 def test_fine_tuning_takes_weights_and_not_state(run, tmp_path):
     folder, _ = run
-    config = tiny_config(train={"epochs": 1, "ema_decay": None}, optimizer={"lr": 1e-12}, schedule={"warmup_epochs": 0, "min_lr": 0})
+    config = tiny_config(
+        train={"epochs": 1, "ema_decay": None}, optimizer={"lr": 1e-12}, schedule={"warmup_epochs": 0, "min_lr": 0}
+    )
     train(config, run_dir=tmp_path / "tuned", weights_from=str(folder), quiet=True)
     before = timm.create_model(f"local-dir:{folder / 'weights' / 'best'}", pretrained=True).state_dict()
     after = timm.create_model(f"local-dir:{tmp_path / 'tuned' / 'weights' / 'last'}", pretrained=True).state_dict()
@@ -138,7 +140,13 @@ def write_pictures(root, bad=()):
 @pytest.mark.parametrize("cache", ["off", "device"])
 def test_unreadable_pictures_stop_the_run_by_name_or_are_skipped_counted_and_listed(tmp_path, workers, cache, capsys):
     write_pictures(tmp_path / "data", bad=("train/cat/3.png", "val/dog/2.png"))
-    data = {"root": str(tmp_path / "data"), "train_pictures": None, "val_pictures": None, "workers": workers, "cache": cache}
+    data = {
+        "root": str(tmp_path / "data"),
+        "train_pictures": None,
+        "val_pictures": None,
+        "workers": workers,
+        "cache": cache,
+    }
     config = {"train": {"epochs": 2, "batch_size": 8}, "data": data}
     with pytest.raises(UserError, match=r"3\.png|2\.png") as error:
         train(tiny_config(**config), run_dir=tmp_path / "stops", quiet=True)
@@ -155,10 +163,11 @@ def test_unreadable_pictures_stop_the_run_by_name_or_are_skipped_counted_and_lis
 @pytest.mark.parametrize("precision", ["bf16"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_precision_layout_and_recomputed_activations(tmp_path, precision, channels_last):
-    train_settings = {
-        "epochs": 1, "precision": precision, "channels_last": channels_last, "checkpoint_activations": True, "ema_decay": None
-    }  # fmt: skip
-    result = train(tiny_config(train=train_settings, schedule={"warmup_epochs": 0}), run_dir=tmp_path / "run", quiet=True)
+    train_settings = {"epochs": 1, "precision": precision, "channels_last": channels_last, "ema_decay": None}
+    train_settings["checkpoint_activations"] = True
+    result = train(
+        tiny_config(train=train_settings, schedule={"warmup_epochs": 0}), run_dir=tmp_path / "run", quiet=True
+    )
     assert result.scores.loss < 10
 
 

@@ -1,4 +1,4 @@
-"""TL-Align by brute force: attention matrices read by hooks, whole-picture matrices built entry by entry, labels K wide.
+"""TL-Align by brute force: attention read by hooks, matrices of whole pictures built entry by entry, labels K wide.
 
 Shapes: B batch, T tokens, K classes, y and x positions in the token grid.
 
@@ -139,7 +139,9 @@ def window_matrix(attention: Tensor, grid: Grid, block: nn.Module, batch: int) -
             if rolled_y < height and rolled_x < width:
                 places.append((index, (rolled_y + down) % height * width + (rolled_x + right) % width))
         inside, tokens = (torch.tensor(values) for values in zip(*places, strict=True))
-        matrix[:, tokens[:, None], tokens] = rows_normalised(attention[:, window][:, :, inside[:, None], inside]).mean(1)
+        matrix[:, tokens[:, None], tokens] = rows_normalised(attention[:, window][:, :, inside[:, None], inside]).mean(
+            1
+        )
     return matrix
 
 
@@ -217,7 +219,9 @@ def _pvt_attention(model: PyramidVisionTransformer, images: Tensor) -> list[Tens
         batch, count, dim = tokens.shape
         source = tokens
         if module.reduction > 1:
-            source = module.norm(module.sr(tokens.transpose(1, 2).reshape(batch, dim, *grid)).flatten(2).transpose(1, 2))
+            source = module.norm(
+                module.sr(tokens.transpose(1, 2).reshape(batch, dim, *grid)).flatten(2).transpose(1, 2)
+            )
         size = dim // module.heads
         query = module.q(tokens).double().view(batch, count, module.heads, size).transpose(1, 2)
         key = module.kv(source)[..., :dim].double().view(batch, -1, module.heads, size).transpose(1, 2)

@@ -1,11 +1,10 @@
-"""Each family against brute force (oracle.py): scalar shares on the fused path, labels K wide through dense matrices."""
+"""Each family against brute force (oracle.py): shares on the fused path, labels K wide through dense matrices."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import pytest
-import timm
 import torch
 from timm.layers import LayerNorm, LayerNorm2d
 from timm.models.cait import Cait
@@ -25,7 +24,6 @@ from timm.models.vision_transformer import (
 )
 
 import alltokens as at
-from alltokens.follow.families import find_route, follower_support, supported_models
 from alltokens.follow.tl_align import TLAlign
 from alltokens.models.pvt import PyramidVisionTransformer
 from tests.follow import oracle
@@ -97,7 +95,11 @@ CASES = {
         oracle.convnext,
     ),
     "poolformer": (partial(META, token_mixers=Pooling), (32, 40), oracle.metaformer),
-    "caformer": (partial(META, token_mixers=[SepConv, Attention], norm_layers=[LayerNorm2d, LayerNorm], head_dim=8), (32, 40), oracle.metaformer),
+    "caformer": (
+        partial(META, token_mixers=[SepConv, Attention], norm_layers=[LayerNorm2d, LayerNorm], head_dim=8),
+        (32, 40),
+        oracle.metaformer,
+    ),
 }
 
 
@@ -107,7 +109,9 @@ def sharp(build, dtype: torch.dtype) -> torch.nn.Module:
     model = build().to(dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and any(part in name for part in ("qkv", "in_proj", "q.", "k.", "kv", "q_proj", "k_proj")):
+            if parameter.ndim == 2 and any(
+                part in name for part in ("qkv", "in_proj", "q.", "k.", "kv", "q_proj", "k_proj")
+            ):
                 parameter.normal_(std=0.6)
             elif "pos_embed" in name or "proj_l" in name or "proj_w" in name:
                 parameter.normal_(std=0.5)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import timm
 import torch
-from tests.golden_rules import golden_arrays, golden_input, golden_json, golden_weights
 
 import alltokens as at
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
+from tests.golden_rules import golden_arrays, golden_input, golden_json, golden_weights, official_tl_align_box
 
 EXACT = {"atol": 2e-5, "rtol": 1e-4}
 
@@ -75,6 +75,12 @@ def test_transmix_gives_the_published_target_end_to_end(deit, images):
     one_hot = at.smooth_one_hot(torch.as_tensor(golden["e2e_target"]), 10, 0.1)
     area = at.blend_targets(one_hot, plan.partner, plan.share)
     np.testing.assert_allclose(area, golden["e2e_area_target"], **EXACT)
-    np.testing.assert_allclose(
-        at.blend_targets(one_hot, plan.partner, follower.share), golden["e2e_out"], **EXACT
-    )
+    np.testing.assert_allclose(at.blend_targets(one_hot, plan.partner, follower.share), golden["e2e_out"], **EXACT)
+
+
+def test_official_boxes_are_drawn_and_their_plans_have_the_published_share():
+    for seed, drawn, *box, own_share in golden_arrays("tlalign_boxes.npz")["rows"]:
+        official_drawn, official_box = official_tl_align_box(int(seed))
+        np.testing.assert_allclose(official_drawn, drawn, rtol=1e-6)
+        assert official_box == tuple(int(edge) for edge in box)
+        np.testing.assert_allclose(1 - box_plan(official_box, patch=16).share, own_share, atol=1e-6)

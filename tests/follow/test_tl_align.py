@@ -14,6 +14,7 @@ from timm.models.vision_transformer import DiffAttention, ParallelThingsBlock, V
 from torch import nn
 
 import alltokens as at
+from alltokens.follow import tap
 from alltokens.follow.families import follower_support, supported_models
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
@@ -44,6 +45,30 @@ def batch():
 # every way of running a model
 
 
+@pytest.mark.parametrize("name", ["vit", "vit_map", "vit_parallel_scaling", "eva02", "swin_odd", "pvt_v2", "caformer"])
+def test_attention_read_beside_the_fused_call_gives_the_same_shares(name, monkeypatch):
+    build, size, _ = CASES[name]
+    model, (images, plan) = sharp(build, torch.float32), mixed_batch(size, torch.float32)
+    for module in model.modules():
+        if isinstance(module, timm.models.swin_transformer.WindowAttention):
+            module.fused_attn = True
+    expected = followed(model, images, plan)
+    monkeypatch.setattr(tap, "can_carry", lambda *_: False)
+    actual = followed(model, images, plan)
+    torch.testing.assert_close(actual.share, expected.share, atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual.token_shares, expected.token_shares, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["vit", "eva02", "cait", "swin", "pvt"])
+def test_following_changes_the_output_in_its_last_digit_at_most(name):
+    build, size, _ = CASES[name]
+    model, (images, plan) = sharp(build, torch.float32), mixed_batch(size, torch.float32)
+    expected = model(images)
+    aligner = TLAlign(model)
+    with aligner.follow(plan):
+        torch.testing.assert_close(model(images), expected, atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["vit", "vit_registers", "vit_parallel_things", "eva02", "cait", "swin", "pvt_v2"])
 def test_fused_and_unfused_attention_give_the_same_shares(name):
     build, size, _ = CASES[name]
@@ -64,7 +89,7 @@ def test_fused_and_unfused_attention_give_the_same_shares(name):
         ("swin_odd", True),
         *[
             pytest.param(name, checkpointing, marks=pytest.mark.slow)
-            for name in ("vit_map", "eva02", "cait", "swin_odd", "swin_v2", "pvt", "pvt_v2", "mixer", "convnext")
+            for name in ("vit_map", "eva02", "cait", "swin", "swin_v2", "pvt", "pvt_v2", "mixer", "convnext")
             for checkpointing in (False, True)
         ],
     ],
@@ -88,6 +113,23 @@ def test_compiled_is_eager_in_one_graph_with_and_without_checkpointing(name, che
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(shares[1], shares[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-3, rtol=1e-3)
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_inductor_gives_the_same_shares_and_gradients(checkpointing, batch):
+    images, plan = batch
+    model, results = tiny(depth=2), []
+    model.set_grad_checkpointing(checkpointing)
+    aligner = TLAlign(model)
+    for run in (model, torch.compile(model, fullgraph=True)):
+        model.zero_grad()
+        with aligner.follow(plan):
+            logits = run(images)
+        logits.square().sum().backward()
+        results.append((aligner.share, model.cls_token.grad.clone()))
+    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
     torch._dynamo.reset()
 
 

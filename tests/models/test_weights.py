@@ -57,7 +57,7 @@ def test_swin_biases_are_resized(tmp_path):
 def test_a_saved_folder_is_what_stock_timm_loads(tmp_path):
     net = vit().eval()
     save_weights(
-        net, net.state_dict(), tmp_path, model_args=SMALL, class_names=("a", "b", "c", "d", "e"), write=write_atomically,
+        net, net.state_dict(), tmp_path, model_args=SMALL, class_names=tuple("abcde"), write=write_atomically,
         preprocessing={"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.2] * 3, "crop_pct": 0.9},
     )  # fmt: skip
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()

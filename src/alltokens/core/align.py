@@ -37,7 +37,7 @@ __all__ = [
 
 
 def spatial_mixing(weights: Tensor, share: Tensor, valid: Tensor | None = None) -> Tensor:
-    """(..., T): share (..., S) through Norm(|weights|), weights (..., T, S); columns that are not `valid` are left out."""
+    """(..., T): share (..., S) through Norm(|weights|), weights (..., T, S), without columns that are not `valid`."""
     weights = weights.to(share.dtype).abs()
     if valid is not None:
         weights = weights * valid.to(share.dtype).unsqueeze(-2)
@@ -95,7 +95,7 @@ def pooling_minus_identity(share: Tensor, size: int) -> Tensor:
 
 
 def additive_bias(bias: Tensor | None, valid: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """An attention mask, boolean or additive (..., T, S), and the keys that count, valid (B, S), as one additive bias."""
+    """An attention mask (boolean or additive, (..., T, S)) and the keys that count (B, S) as one additive bias."""
     if bias is not None and bias.dtype == torch.bool:
         bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device).masked_fill(~bias, float("-inf"))
     if valid is None:

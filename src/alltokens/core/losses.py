@@ -34,11 +34,11 @@ def blend_targets(targets: Tensor, partner: Tensor, partner_share: Tensor) -> Te
             "(B, K) with (B,), (B, N, K) with (B, N), or (B, K) with (B, N)"
         )
     share = partner_share.unsqueeze(-1).to(targets.dtype)
-    return torch.lerp(*torch.broadcast_tensors(targets, targets[partner], share))
+    return torch.lerp(targets, targets[partner], share)
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean over all rows of -sum(target * log softmax(logits)), in float32 whatever the logits are (float64 stays)."""
+    """The mean over all rows of -sum(target * log softmax(logits)), in float32 or what is more exact."""
     if logits.shape != targets.shape:
         raise UserError(f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} must have the same shape")
     dtype = torch.promote_types(logits.dtype, torch.float32)

@@ -9,6 +9,7 @@ sample B-1-i. `per_sample=True` draws a mask for every sample, otherwise the bat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -92,7 +93,7 @@ def draw_random_mix(
     per_sample: bool = False,
     generator: torch.Generator | None = None,
 ) -> MixPlan:
-    """Patches anywhere, as MAE masks them: a number of patches drawn from Beta(alpha, alpha), each set equally likely."""
+    """Patches anywhere, as MAE masks them: their number from Beta(alpha, alpha), every set equally likely."""
 
     def patches(rng: np.random.Generator, grid: tuple[int, int]) -> np.ndarray:
         cells = grid[0] * grid[1]
@@ -127,14 +128,14 @@ def draw_block_mix(
         wanted = round(float(_beta(rng, alpha, 1)[0]) * chosen.size)
         while (missing := wanted - int(chosen.sum())) > 0:
             area = rng.uniform(min(min_patches, missing), missing)
-            aspect = np.exp(rng.uniform(np.log(min_aspect), -np.log(min_aspect)))
-            height = int(np.clip(round(np.sqrt(area * aspect)), 1, grid[0]))
-            width = int(np.clip(round(np.sqrt(area / aspect)), 1, grid[1]))
+            aspect = math.exp(rng.uniform(math.log(min_aspect), -math.log(min_aspect)))
+            height = int(np.clip(round(math.sqrt(area * aspect)), 1, grid[0]))
+            width = int(np.clip(round(math.sqrt(area / aspect)), 1, grid[1]))
             top, left = rng.integers(grid[0] - height + 1), rng.integers(grid[1] - width + 1)
             block = np.zeros_like(chosen)
             block[top : top + height, left : left + width] = True
-            fresh = np.flatnonzero(block & ~chosen)
-            chosen.flat[fresh[:missing]] = True
+            rows, columns = np.nonzero(block & ~chosen)
+            chosen[rows[:missing], columns[:missing]] = True
         return chosen
 
     return _draw_patches(batch, image_size, patch_size, per_sample, generator, patches)
@@ -161,7 +162,7 @@ def _draw_box(
         low = rng.integers(grid[axis], size=count) - length // 2
         box[:, 2 * axis] = np.clip(low, 0, grid[axis]) * patch[axis]
         box[:, 2 * axis + 1] = np.clip(low + length, 0, grid[axis]) * patch[axis]
-    return MixPlan.from_box(flipped_partner(batch), torch.from_numpy(box), size, place)
+    return MixPlan.from_box(flipped_partner(batch), torch.as_tensor(box), size, place)
 
 
 def _draw_patches(
@@ -176,7 +177,7 @@ def _draw_patches(
     size, patch = _pair(image_size, "image_size"), _pair(patch_size, "patch_size")
     grid = _grid(size, patch)
     chosen = np.stack([patches(rng, grid) for _ in range(batch if per_sample else 1)])  # (B|1, h, w)
-    mask = torch.from_numpy(chosen).float()
+    mask = torch.as_tensor(chosen).float()
     mask = mask.repeat_interleave(patch[0], 1).repeat_interleave(patch[1], 2)  # (B|1, H, W)
     return MixPlan(flipped_partner(batch), mask)
 

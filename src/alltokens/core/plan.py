@@ -51,7 +51,7 @@ class MixPlan:
         image_size: tuple[int, int],
         place: Place = "pixels",
     ) -> MixPlan:
-        """Paste the partner inside a box (top, bottom, left, right) in pixels: one box, or one per sample as (B|1, 4)."""
+        """Paste the partner inside a box (top, bottom, left, right) in pixels; (B, 4) is a box per sample."""
         height, width = image_size
         box = torch.as_tensor(box, device=partner.device).reshape(-1, 4, 1)  # (B|1, 4, 1)
         top, bottom, left, right = box.unbind(1)

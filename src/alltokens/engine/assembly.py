@@ -21,7 +21,9 @@ def model_arguments(config: ModelConfig, image_size: int) -> dict[str, Any]:
     """What timm.create_model gets besides the name and the number of classes."""
     arguments = dict(config.options)
     if arguments.get("img_size", image_size) not in (image_size, (image_size, image_size), [image_size, image_size]):
-        raise UserError(f"model.options.img_size is {arguments['img_size']}, data.image_size is {image_size}; state one")
+        raise UserError(
+            f"model.options.img_size is {arguments['img_size']}, data.image_size is {image_size}; state one"
+        )
     described = timm.models.get_pretrained_cfg(config.name.removeprefix("local-dir:"), allow_unregistered=True)
     if described is not None and described.fixed_input_size:
         arguments["img_size"] = image_size
@@ -39,7 +41,9 @@ def build_net(config: ModelConfig, image_size: int, num_classes: int) -> nn.Modu
         raise UserError(f"the model {config.name!r} does not take these model.options: {error}") from None
     except (AssertionError, ValueError) as error:
         reason = str(error) or type(error).__name__
-        raise UserError(f"the model {config.name!r} cannot be built with {arguments or 'its defaults'}: {reason}") from None
+        raise UserError(
+            f"the model {config.name!r} cannot be built with {arguments or 'its defaults'}: {reason}"
+        ) from None
     patch = patch_size(net)
     if patch and (image_size % patch[0] or image_size % patch[1]):
         low = image_size // patch[0] * patch[0]

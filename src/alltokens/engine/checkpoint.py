@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors
 import torch
@@ -30,13 +30,15 @@ FORMAT = 1
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def collect(step: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def collect(
+    step: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights, optimizer and average, gathered whole from however they are sharded. Every process must call it.
 
     Returns tensors on the CPU and what is not a tensor; both are empty in all processes but the main one.
     """
-    tensors = {f"net.{name}": value for name, value in get_model_state_dict(step, options=_WHOLE).items()}
-    optimizer_state = get_optimizer_state_dict(step, optimizer, options=_WHOLE)
+    tensors = {f"net.{name}": value for name, value in _weights(step).items()}
+    optimizer_state = cast(dict[str, Any], get_optimizer_state_dict(step, optimizer, options=_WHOLE))
     extra: dict[str, Any] = {"param_groups": optimizer_state.get("param_groups", []), "optimizer": {}}
     for parameter, values in optimizer_state.get("state", {}).items():
         for name, value in values.items():
@@ -65,7 +67,8 @@ def restore(
     for label, value in {**_part(tensors, "optimizer."), **extra["optimizer"]}.items():
         parameter, _, name = label.rpartition(":")
         state.setdefault(parameter, {})[name] = value
-    set_optimizer_state_dict(step, optimizer, {"state": state, "param_groups": extra["param_groups"]}, options=whole)
+    optimizer_state = {"state": state, "param_groups": extra["param_groups"]}
+    set_optimizer_state_dict(step, optimizer, cast(Any, optimizer_state), options=whole)
     if average is not None:
         average.updates = extra["average_updates"]
         for name, value in _part(tensors, "average.").items():
@@ -79,7 +82,11 @@ def restore(
 
 def whole_weights(step: nn.Module) -> dict[str, Tensor]:
     """The bare network's weights, gathered on the CPU. Every process must call it; only the main one gets them."""
-    return _part(get_model_state_dict(step, options=_WHOLE), "net.")
+    return _part(_weights(step), "net.")
+
+
+def _weights(step: nn.Module) -> dict[str, Tensor]:
+    return cast(dict[str, Tensor], get_model_state_dict(step, options=_WHOLE))
 
 
 def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -95,7 +102,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise UserError(f"{path}: a checkpoint of format {header.get('format')}, this version reads {FORMAT}")
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(header["facts"])  # noqa: SIM118
     except FileNotFoundError:
-        raise UserError(f"{path} is not there: the run was stopped before its first checkpoint; start it anew") from None
+        raise UserError(
+            f"{path} is not there: the run was stopped before its first checkpoint; start it anew"
+        ) from None
     except (safetensors.SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is broken and cannot be read: {error}") from None
 

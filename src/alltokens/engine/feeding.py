@@ -201,7 +201,7 @@ def _cached(
     evaluation_batch: int,
     skipped: dict[str, None],
 ) -> tuple[EpochSampler, Batches, Batches]:
-    """Everything decoded once, on the device; evaluation pictures after their transform, so they are exactly as loaded."""
+    """Everything decoded once, on the device; evaluation pictures after their transform, so exactly as loaded."""
     data, augment, device = config.data, config.augment, runtime.device
     skip = data.on_bad_picture == "skip"
     size = data.cache_size or round(data.image_size * 8 / 7)
@@ -219,10 +219,15 @@ def _cached(
     skipped |= dict.fromkeys(cache.trouble)
     sampler = _sampler(config, runtime, len(cache))
     transform = DeviceAugment(
-        build_train_transform(augment, data), backend="inductor" if config.train.compile not in ("off", "aot_eager") else None
+        build_train_transform(augment, data),
+        backend="inductor" if config.train.compile not in ("off", "aot_eager") else None,
     )
     raw = EvalTransform(  # 0 to 255, to be kept as bytes
-        data.image_size, crop_fraction=augment.crop_fraction, mode=augment.evaluation, mean=(0, 0, 0), std=(1 / 255,) * 3
+        data.image_size,
+        crop_fraction=augment.crop_fraction,
+        mode=augment.evaluation,
+        mean=(0, 0, 0),
+        std=(1 / 255, 1 / 255, 1 / 255),
     )
     dataset = PictureDataset(
         sources["val"], raw, max_pixels=data.max_pixels, on_bad_picture="mark" if skip else "error"

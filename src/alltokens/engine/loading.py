@@ -27,7 +27,9 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise UserError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word; quote it if meant")
+                raise UserError(
+                    f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word; quote it if meant"
+                )
             if key in seen:
                 raise UserError(f"line {key_node.start_mark.line + 1}: the key {key!r} stands twice")
             seen.add(key)
@@ -36,7 +38,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 def parse_yaml(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
+        return yaml.load(text, Loader=_StrictLoader)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except yaml.YAMLError as error:

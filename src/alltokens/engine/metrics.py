@@ -35,10 +35,12 @@ class ScoreSums:
         labels = labels.clamp(min=0)
         logits = logits.float()
         own = logits.gather(1, labels[:, None])
-        # A label's rank counts every class at or above it, and itself: ties and NaN never count as hits by luck of order.
+        # A label's rank counts every class that is not below it: ties and NaN are no hits by luck of order.
         rank = logits.shape[1] - (logits < own).sum(1)
         loss = F.cross_entropy(logits, labels, reduction="none")
-        rows = torch.stack([(rank <= 1).float(), (rank <= min(5, logits.shape[1])).float(), loss, torch.ones_like(loss)])
+        rows = torch.stack(
+            [(rank <= 1).float(), (rank <= min(5, logits.shape[1])).float(), loss, torch.ones_like(loss)]
+        )
         # where, not a product: a row that is not counted may hold anything.
         self.sums += torch.where(weight.bool(), rows, torch.zeros(())).double().sum(1)
 

@@ -1,8 +1,8 @@
 """The folder of a run: all that is needed to rebuild it, written before step 0.
 
-    config.yaml      every setting, resolved           checkpoints/last.safetensors   the state to go on from
-    run.json         command, versions, git, seed      weights/{best,last}/           what stock timm loads
-    metrics.jsonl    one line per interval and epoch   skipped.txt                    pictures that could not be read
+config.yaml      every setting, resolved           checkpoints/last.safetensors   the state to go on from
+run.json         command, versions, git, seed      weights/{best,last}/           what stock timm loads
+metrics.jsonl    one line per interval and epoch   skipped.txt                    pictures that could not be read
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def load_config(run_dir: Path) -> RunConfig:
     """The settings that a run folder was made with."""
     file = RunFolder(run_dir).config_file
     if not run_dir.is_dir() or not file.exists():
-        near = sorted(str(p.parent) for p in run_dir.parent.glob("*/config.yaml"))[-3:] if run_dir.parent.is_dir() else []
+        near = (
+            sorted(str(p.parent) for p in run_dir.parent.glob("*/config.yaml"))[-3:] if run_dir.parent.is_dir() else []
+        )
         beside = f" Runs beside it: {', '.join(near)}." if near else ""
         raise UserError(f"{run_dir} is not a run folder: it has no config.yaml.{beside}")
     return build(RunConfig, read_yaml(file), str(file))

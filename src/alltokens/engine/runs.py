@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from alltokens.engine.metrics import Scores
 from alltokens.engine.optimizer import build_optimizer
 from alltokens.engine.progress import Progress, closing_table, duration
 from alltokens.engine.run_folder import RunFolder, load_config
-from alltokens.engine.runtime import Runtime, start_runtime
+from alltokens.engine.runtime import Runtime, network, start_runtime
 from alltokens.engine.schedule import peak_rate, total_epochs
 from alltokens.engine.trainer import Trainer
 from alltokens.errors import TrainingFailed, UserError
@@ -56,7 +56,9 @@ def train(
     if runtime.is_main:
         folder.create(config, recipe, command)
     runtime.wait()
-    return _run(config, runtime, folder, feed, Trainer(config, runtime, folder, feed, step, optimizer, generator), quiet)
+    return _run(
+        config, runtime, folder, feed, Trainer(config, runtime, folder, feed, step, optimizer, generator), quiet
+    )
 
 
 def resume(
@@ -107,7 +109,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
                 f"label    {tuple(batch.label.shape)} {batch.label.dtype}",
                 f"matrix   {tuple(batch.matrix.shape)} {batch.matrix.dtype}",
                 f"logits   {tuple(parts.output.shape)} {parts.output.dtype}",
-                f"targets  {tuple(parts.targets.shape)}, partner share {float(parts.share.float().mean()):.3f} on average",
+                f"targets  {tuple(parts.targets.shape)}, of the partner {float(parts.share.float().mean()):.3f} on average",
             ]
     per_batch = sorted(times)[len(times) // 2] if len(times) < 3 else sorted(times[1:])[len(times[1:]) // 2]
     epochs = total_epochs(config.train.epochs, config.schedule)
@@ -139,7 +141,7 @@ def _prepare(
     if config.train.checkpoint_activations:
         if not hasattr(net, "set_grad_checkpointing"):
             raise UserError(f"train.checkpoint_activations: {config.model.name} cannot recompute activations")
-        net.set_grad_checkpointing(True)
+        cast(Any, net).set_grad_checkpointing(True)
     if config.train.channels_last:
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(net, config.optimizer, peak_rate(config.optimizer, config.train.batch_size))
@@ -154,7 +156,12 @@ def _run(
 ) -> RunResult:
     quiet = quiet or not runtime.is_main
     if config.log.trackers:
-        runtime.accelerator.init_trackers("alltokens", config={k: v if isinstance(v, int | float | str) else str(v) for k, v in flatten(to_mapping(config)).items()})
+        runtime.accelerator.init_trackers(
+            "alltokens",
+            config={
+                k: v if isinstance(v, int | float | str) else str(v) for k, v in flatten(to_mapping(config)).items()
+            },
+        )
     done_before = trainer.position.epoch >= trainer.epochs
     try:
         with Progress(feed.updates_per_epoch * trainer.epochs, done=trainer.position.update, quiet=quiet) as progress:
@@ -179,20 +186,19 @@ def _run(
 
 
 def _introduction(config: RunConfig, runtime: Runtime, feed: Feed, step: nn.Module) -> list[str]:
-    from alltokens.engine.runtime import unwrap
-
-    net = unwrap(step).net
-    size = config.data.image_size
-    cost = gmacs(net, size)  # type: ignore[arg-type]
+    net, size = network(step), config.data.image_size
+    millions, cost = parameter_count(net) / 1e6, gmacs(net, size)
     processes = f" x {runtime.world} processes" if runtime.world > 1 else ""
     return [
-        f"model       {config.model.name}, {parameter_count(net) / 1e6:.2f} M parameters, {cost:.2f} GMACs at {size} px",  # type: ignore[arg-type]
+        f"model       {config.model.name}, {millions:.2f} M parameters, {cost:.2f} GMACs at {size} px",
         f"pictures    {feed.train_pictures} to train, {feed.val_pictures} to validate, {feed.num_classes} classes",
         f"runs on     {runtime.device}{processes}, {config.train.precision}",
     ]
 
 
-def _closing(config: RunConfig, folder: RunFolder, feed: Feed, trainer: Trainer, done_before: bool) -> list[tuple[str, str]]:
+def _closing(
+    config: RunConfig, folder: RunFolder, feed: Feed, trainer: Trainer, done_before: bool
+) -> list[tuple[str, str]]:
     at = trainer.position
     rows = [("best top-1", f"{at.best_top1:.2f} % (epoch {at.best_epoch})")]
     if trainer.last_scores is not None:
@@ -220,8 +226,7 @@ def _out_of_memory(config: RunConfig, runtime: Runtime) -> str:
     micro = config.train.batch_size // (runtime.world * config.train.accumulate)
     return (
         f"out of memory with {micro} pictures of {config.data.image_size} px at a time on {runtime.device}. "
-        f"Three settings help: train.accumulate (now {config.train.accumulate}; twice that halves the pictures at a time "
-        f"and keeps the result), train.precision bf16 (now {config.train.precision}), train.checkpoint_activations "
+        f"Three settings help: train.accumulate (now {config.train.accumulate}; twice that halves the pictures at a time), "
+        f"train.precision bf16 (now {config.train.precision}), train.checkpoint_activations "
         f"(now {str(config.train.checkpoint_activations).lower()})"
     )
-

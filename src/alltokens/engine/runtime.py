@@ -13,13 +13,13 @@ import socket
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import FullyShardedDataParallelPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
+from accelerate.utils import DynamoBackend, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, TorchDynamoPlugin
 from torch import nn
 
 from alltokens.engine.config import TrainConfig
@@ -94,7 +94,10 @@ def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: 
     fsdp = None
     if config.strategy == "fsdp2" and world > 1:
         fsdp = FullyShardedDataParallelPlugin(
-            fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=1_000_000, state_dict_type="FULL_STATE_DICT"
+            fsdp_version=2,
+            auto_wrap_policy="size_based_wrap",
+            min_num_params=1_000_000,
+            state_dict_type="FULL_STATE_DICT",
         )
     accelerator = Accelerator(
         cpu=config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()),
@@ -119,14 +122,14 @@ def _check_trackers(trackers: tuple[str, ...]) -> None:
             raise UserError(f"log.trackers asks for {name}, which is not installed: pip install 'alltokens[{name}]'")
 
 
-def unwrap(step: nn.Module) -> nn.Module:
-    """The module inside DDP's and compile's wrappers (FSDP2 shards in place, without one)."""
+def network(step: nn.Module) -> nn.Module:
+    """The bare network of a prepared Supervision: inside DDP's and compile's wrappers (FSDP2 shards in place)."""
     while True:
         inner = getattr(step, "_orig_mod", None) or (
             step.module if isinstance(step, nn.parallel.DistributedDataParallel) else None
         )
         if inner is None:
-            return step
+            return cast(nn.Module, step.net)
         step = inner
 
 
@@ -138,25 +141,31 @@ def _leave_processes() -> None:
 def _dynamo_plugin(config: TrainConfig) -> TorchDynamoPlugin:
     match config.compile:
         case "off":
-            return TorchDynamoPlugin(backend="no")
+            return TorchDynamoPlugin(backend=DynamoBackend.NO)
         case "on":
-            return TorchDynamoPlugin(backend="inductor")
+            return TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR)
         case "aot_eager":
-            return TorchDynamoPlugin(backend="aot_eager")
+            return TorchDynamoPlugin(backend=DynamoBackend.AOT_EAGER)
         case mode:
-            return TorchDynamoPlugin(backend="inductor", mode=mode)
+            return TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, mode=mode)
 
 
 def _refuse_contradictions(config: TrainConfig, environment: MutableMapping[str, str]) -> None:
     """accelerate launch hands settings over in the environment; those the recipe decides must not say otherwise."""
     allowed = {
         "ACCELERATE_MIXED_PRECISION": ("train.precision", {"no", _PRECISIONS[config.precision]}),
-        "ACCELERATE_DYNAMO_BACKEND": ("train.compile", {"no", "NO"} | ({"inductor", "INDUCTOR"} if config.compile != "off" else set())),
+        "ACCELERATE_DYNAMO_BACKEND": (
+            "train.compile",
+            {"no", "NO"} | ({"inductor", "INDUCTOR"} if config.compile != "off" else set()),
+        ),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("train.accumulate", {"1", str(config.accumulate)}),
         "ACCELERATE_USE_FSDP": ("train.strategy", {"false"} | ({"true"} if config.strategy == "fsdp2" else set())),
         "ACCELERATE_USE_DEEPSPEED": ("train.strategy (DeepSpeed is not among them)", {"false"}),
         "ACCELERATE_USE_MEGATRON_LM": ("train.strategy (Megatron is not among them)", {"false"}),
-        "ACCELERATE_USE_CPU": ("train.device", {"false", "False"} | ({"true", "True"} if config.device != "cuda" else set())),
+        "ACCELERATE_USE_CPU": (
+            "train.device",
+            {"false", "False"} | ({"true", "True"} if config.device != "cuda" else set()),
+        ),
     }
     for name, (setting, values) in allowed.items():
         came = environment.get(name)

@@ -27,7 +27,7 @@ from alltokens.engine.metrics import Scores
 from alltokens.engine.optimizer import set_learning_rate
 from alltokens.engine.progress import Progress
 from alltokens.engine.run_folder import RunFolder, write_atomically
-from alltokens.engine.runtime import Runtime, unwrap
+from alltokens.engine.runtime import Runtime, network
 from alltokens.engine.schedule import learning_rate, peak_rate, total_epochs
 from alltokens.engine.signals import StopRequest
 from alltokens.errors import TrainingFailed, TrainingStopped
@@ -65,7 +65,7 @@ class Trainer:
     ) -> None:
         self.config, self.runtime, self.folder, self.feed = config, runtime, folder, feed
         self.step, self.optimizer, self.generator = step, optimizer, generator
-        self.net: nn.Module = unwrap(step).net  # type: ignore[assignment]
+        self.net = network(step)
         train = config.train
         self.average = (
             WeightAverage(self.net, train.ema_decay, train.ema_warmup) if train.ema_decay is not None else None

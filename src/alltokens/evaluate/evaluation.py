@@ -89,7 +89,9 @@ def evaluate(
     )
 
 
-def _of_run(run: Path, data: str | None, split: str, weights: str, image_size: int | None) -> tuple[nn.Module, Any, Any, int]:
+def _of_run(
+    run: Path, data: str | None, split: str, weights: str, image_size: int | None
+) -> tuple[nn.Module, Any, Any, int]:
     config: RunConfig = load_config(run)
     if image_size is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=image_size))
@@ -97,10 +99,7 @@ def _of_run(run: Path, data: str | None, split: str, weights: str, image_size: i
         raise unknown("weights", weights, ("best", "last"))
     folder = RunFolder(run).weights / weights
     class_names = _class_names(folder)
-    if data is not None:
-        source = _opened(data, split, class_names)
-    else:
-        source = open_pictures(config.data, split, class_names)
+    source = open_pictures(config.data, split, class_names) if data is None else _opened(data, split, class_names)
     model = dataclasses.replace(config.model, pretrained=False)
     net = build_net(model, config.data.image_size, len(class_names))
     load_weights(net, folder)
@@ -114,14 +113,17 @@ def _of_model(name: str, data: str | None, split: str, image_size: int | None) -
     if not name.startswith("local-dir:") and not timm.is_model(architecture):
         raise unknown("run folder or model", name, timm.list_models(), hint="`alltokens models PATTERN` lists models.")
     try:
-        net = timm.create_model(name, pretrained=True, **({"img_size": image_size} if image_size else {}))
+        arguments: dict[str, Any] = {"img_size": image_size} if image_size else {}
+        net: Any = timm.create_model(name, pretrained=True, **arguments)
     except (RuntimeError, OSError, FileNotFoundError) as error:
         raise UserError(f"{name}: its weights cannot be loaded: {str(error).splitlines()[0]}") from None
     described: dict[str, Any] = net.pretrained_cfg
     size = image_size or described["input_size"][-1]
     source = _opened(data, split, tuple(described.get("label_names") or ()) or None)
     if source.class_names and len(source.class_names) != net.num_classes:
-        raise UserError(f"{name} tells {net.num_classes} classes apart, {source.location} has {len(source.class_names)}")
+        raise UserError(
+            f"{name} tells {net.num_classes} classes apart, {source.location} has {len(source.class_names)}"
+        )
     transform = EvalTransform(
         size,
         crop_fraction=described["crop_pct"],
@@ -161,5 +163,3 @@ def _workers(workers: int | None) -> int | None:
 def _prepared(net: nn.Module, classes: int, runtime: Runtime) -> nn.Module:
     step = Supervision(net, num_classes=classes).to(runtime.device)
     return runtime.accelerator.prepare_model(step, evaluation_mode=True)
-
-

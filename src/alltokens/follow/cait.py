@@ -8,16 +8,17 @@ weights are normalised, then the mean over heads is taken. In class attention on
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
+from timm.models.cait import ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
 from torch import Tensor, nn
 
 from alltokens.errors import UnsupportedModel
 from alltokens.follow.route import Moment, Route, Step, first_token, mean_of_tokens
 
 
-def route(model: nn.Module) -> Route:
-    assert isinstance(model, Cait)
+def route(model: Any) -> Route:
     for block in model.blocks:
         _check(block, LayerScaleBlock, TalkingHeadAttn)
     for block in model.blocks_token_only:
@@ -43,6 +44,6 @@ def _class(moment: Moment) -> Tensor:
     return torch.cat([moment.attend(moment.row), moment.row[:, 1:]], dim=1)
 
 
-def _check(block: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
+def _check(block: Any, kind: type[nn.Module], attention: type[nn.Module]) -> None:
     if type(block) is not kind or type(block.attn) is not attention:
         raise UnsupportedModel(f"no share can be followed through {type(block).__name__} of this CaiT")

@@ -8,7 +8,9 @@ the picture. Downsampling by 2 x 2 merges: the plain mean.
 
 from __future__ import annotations
 
-from timm.models.convnext import ConvNeXt, ConvNeXtBlock
+from typing import Any
+
+from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor, nn
 
 from alltokens.core.align import aggregation, convolution
@@ -16,8 +18,7 @@ from alltokens.errors import UnsupportedModel
 from alltokens.follow.route import Grid, Moment, Route, Step, mean_of_tokens
 
 
-def route(model: nn.Module) -> Route:
-    assert isinstance(model, ConvNeXt)
+def route(model: Any) -> Route:
     steps: list[Step] = []
     layer = 0
     for stage in model.stages:
@@ -43,18 +44,20 @@ def route(model: nn.Module) -> Route:
     return Route(tuple(steps), grid, mean_of_tokens(), picture=True)
 
 
-def depth_wise(conv: nn.Module, layer: int, drop_path: nn.Module | None) -> Step:
+def depth_wise(conv: Any, layer: int, drop_path: nn.Module | None) -> Step:
     """The step of a depth-wise convolution that keeps the grid."""
-    if type(conv) is not nn.Conv2d or conv.stride != (1, 1) or conv.groups != conv.in_channels:
+    if not isinstance(conv, nn.Conv2d) or conv.stride != (1, 1) or conv.groups != conv.in_channels:
         raise UnsupportedModel(f"no share can be followed through {conv}, which is no plain depth-wise convolution")
+    padding: Any = conv.padding  # nn.Conv2d types these as what a user may give, not as the pairs they are
+    dilation: Any = conv.dilation
 
     def rule(moment: Moment) -> Tensor:
-        return convolution(moment.row, conv.weight, conv.padding, conv.dilation)
+        return convolution(moment.row, conv.weight, padding, dilation)
 
     return Step(conv, rule, layer, attends=False, drop_path=drop_path)
 
 
-def strided(conv: nn.Conv2d) -> Step:
+def strided(conv: Any) -> Step:
     """The step of a convolution that merges tokens."""
 
     def rule(moment: Moment) -> Tensor:
@@ -66,7 +69,7 @@ def strided(conv: nn.Conv2d) -> Step:
     return Step(conv, rule, attends=False, terms=0, shape=shape)
 
 
-def grid_after(conv: nn.Conv2d, size: Grid) -> Grid:
+def grid_after(conv: Any, size: Grid) -> Grid:
     height, width = (
         (side + 2 * padding - kernel) // stride + 1
         for side, kernel, stride, padding in zip(size, conv.kernel_size, conv.stride, conv.padding, strict=True)

@@ -5,17 +5,17 @@ Rotation turns query and key before the product; the attention is read after it,
 
 from __future__ import annotations
 
-from timm.layers import AttentionRope
-from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
-from torch import nn
+from typing import Any
+
+from timm.layers import AttentionRope  # pyright: ignore[reportPrivateImportUsage]
+from timm.models.eva import EvaAttention, EvaBlock, EvaBlockPostNorm
 
 from alltokens.errors import UnsupportedModel
 from alltokens.follow.route import Route, Step, all_tokens, first_token, mean_of_tokens
 from alltokens.follow.vit import attention_pooling
 
 
-def route(model: nn.Module) -> Route:
-    assert isinstance(model, Eva)
+def route(model: Any) -> Route:
     if model.patch_drop is not None:
         raise UnsupportedModel("a share cannot follow tokens that are dropped: build the model with patch_drop_rate=0")
     steps = tuple(_block(block, layer) for layer, block in enumerate(model.blocks, 1))
@@ -35,7 +35,7 @@ def route(model: nn.Module) -> Route:
     )
 
 
-def _block(block: nn.Module, layer: int) -> Step:
+def _block(block: Any, layer: int) -> Step:
     if type(block) in (EvaBlock, EvaBlockPostNorm) and type(block.attn) in (EvaAttention, AttentionRope):
         return Step(block.attn, all_tokens, layer, drop_path=block.drop_path1)
     raise UnsupportedModel(f"no share can be followed through {type(block).__name__}")

@@ -8,7 +8,9 @@ enters by absolute value as all others. The strided convolutions between stages 
 
 from __future__ import annotations
 
-from timm.models.metaformer import Attention, MetaFormer, MetaFormerBlock, Pooling, SepConv
+from typing import Any
+
+from timm.models.metaformer import Attention, MetaFormerBlock, Pooling, SepConv
 from torch import Tensor, nn
 
 from alltokens.core.align import pooling_minus_identity
@@ -17,8 +19,7 @@ from alltokens.follow.convnext import depth_wise, grid_after, strided
 from alltokens.follow.route import Moment, Route, Step, mean_of_tokens
 
 
-def route(model: nn.Module) -> Route:
-    assert isinstance(model, MetaFormer)
+def route(model: Any) -> Route:
     steps: list[Step] = []
     layer = 0
     for stage in model.stages:
@@ -31,11 +32,11 @@ def route(model: nn.Module) -> Route:
     return Route(tuple(steps), lambda image_size: grid_after(stem, image_size), mean_of_tokens(), picture=True)
 
 
-def _block(block: nn.Module, layer: int) -> Step:
+def _block(block: Any, layer: int) -> Step:
     assert isinstance(block, MetaFormerBlock)
     mixer = block.token_mixer
     if type(mixer) is Pooling:
-        size = mixer.pool.kernel_size
+        size: Any = mixer.pool.kernel_size
 
         def pooling(moment: Moment) -> Tensor:
             return pooling_minus_identity(moment.row, size)

@@ -8,22 +8,23 @@ other, each by absolute value with rows normalised, and the activation between t
 
 from __future__ import annotations
 
-from timm.layers import Mlp
-from timm.models.mlp_mixer import MixerBlock, MlpMixer, ResBlock
-from torch import Tensor, nn
+from typing import Any
+
+from timm.layers import Mlp  # pyright: ignore[reportPrivateImportUsage]
+from timm.models.mlp_mixer import MixerBlock, ResBlock
+from torch import Tensor
 
 from alltokens.core.align import spatial_mixing
 from alltokens.errors import UnsupportedModel
 from alltokens.follow.route import Moment, Route, Rule, Step, mean_of_tokens
 
 
-def route(model: nn.Module) -> Route:
-    assert isinstance(model, MlpMixer)
+def route(model: Any) -> Route:
     steps = tuple(_block(block, layer) for layer, block in enumerate(model.blocks, 1))
     return Route(steps, model.stem.dynamic_feat_size, mean_of_tokens())
 
 
-def _block(block: nn.Module, layer: int) -> Step:
+def _block(block: Any, layer: int) -> Step:
     if type(block) is ResBlock:
         return Step(block.linear_tokens, _through(block.linear_tokens), layer, attends=False)
     if type(block) is MixerBlock and type(block.mlp_tokens) is Mlp:
@@ -31,7 +32,7 @@ def _block(block: nn.Module, layer: int) -> Step:
     raise UnsupportedModel(f"no share can be followed through {type(block).__name__}, which multiplies tokens by gates")
 
 
-def _through(*matrices: nn.Module) -> Rule:
+def _through(*matrices: Any) -> Rule:
     def rule(moment: Moment) -> Tensor:
         row = moment.row
         for matrix in matrices:

@@ -9,20 +9,20 @@ v2 mixes tokens and is followed as any convolution. PVT's class token joins in t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from timm.models.pvt_v2 import Attention, MlpWithDepthwiseConv, PyramidVisionTransformerV2
-from torch import Tensor, nn
+from timm.models.pvt_v2 import Attention, MlpWithDepthwiseConv
+from torch import Tensor
 
 from alltokens.core.align import aggregation
 from alltokens.errors import UnsupportedModel
 from alltokens.follow.convnext import depth_wise, grid_after, strided
 from alltokens.follow.route import Moment, Route, Rule, Step, all_tokens, first_token, mean_of_tokens
-from alltokens.models.pvt import PyramidVisionTransformer
 
 
-def route_v2(model: nn.Module) -> Route:
-    assert isinstance(model, PyramidVisionTransformerV2)
+def route_v2(model: Any) -> Route:
     steps: list[Step] = []
     layer = 0
     for stage in model.stages:
@@ -38,8 +38,7 @@ def route_v2(model: nn.Module) -> Route:
     return Route(tuple(steps), lambda image_size: grid_after(patch, image_size), mean_of_tokens(), picture=True)
 
 
-def route_v1(model: nn.Module) -> Route:
-    assert isinstance(model, PyramidVisionTransformer)
+def route_v1(model: Any) -> Route:
     stages = len(model.grid_sizes)
     steps: list[Step] = []
     layer = 0
@@ -72,7 +71,7 @@ def _reduced(reduction: int) -> Rule:
     return rule
 
 
-def _reduced_v2(attention: Attention) -> Rule:
+def _reduced_v2(attention: Any) -> Rule:
     if attention.pool is None:
         return _reduced(1 if attention.sr is None else attention.sr.stride[0])
 

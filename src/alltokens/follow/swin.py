@@ -9,6 +9,8 @@ attention and the rows normalised. Merging takes the mean of the 2 x 2 tokens, o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from timm.models import swin_transformer as v1
@@ -20,8 +22,7 @@ from alltokens.errors import UnsupportedModel
 from alltokens.follow.route import Moment, Route, Rule, Step, mean_of_tokens
 
 
-def route(model: nn.Module) -> Route:
-    assert isinstance(model, (v1.SwinTransformer, v2.SwinTransformerV2))
+def route(model: Any) -> Route:
     steps: list[Step] = []
     layer = 0
     for stage in model.layers:
@@ -37,7 +38,7 @@ def route(model: nn.Module) -> Route:
     return Route(tuple(steps), model.patch_embed.dynamic_feat_size, mean_of_tokens(), picture=True)
 
 
-def _windows(block: nn.Module) -> Rule:
+def _windows(block: Any) -> Rule:
     def rule(moment: Moment) -> Tensor:
         (y, x), (down, right) = block.window_size, block.shift_size
         row = moment.row.roll((-down, -right), (1, 2)) if down or right else moment.row

@@ -28,8 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alltokens.core.align import additive_bias, attention_share, mean_over_heads, residual, spatial_mixing
+from alltokens.core.kernels.attention_with_share import attention_with_share, can_carry
 from alltokens.errors import UserError
 from alltokens.follow.route import Attend, Moment, Step
+
 
 class Tap:
     """What one module needs to know to move the share."""
@@ -86,7 +88,14 @@ class AttentionTap(Tap):
         if is_causal or enable_gqa:  # no module of a supported family asks for either
             raise UserError("a share cannot follow causal or grouped-query attention calls")
         factor = query.shape[-1] ** -0.5 if scale is None else scale
-        self.move(_from_query_and_key(query.detach(), key.detach(), factor, attn_mask))
+        separate = _from_query_and_key(query.detach(), key.detach(), factor, attn_mask)
+        if attn_mask is None and dropout_p == 0 and can_carry(query, key, value):
+            along = _Along(query, key, value, factor, separate)
+            self.move(along)
+            if along.output is not None:
+                return along.output
+        else:
+            self.move(separate)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale, is_causal=is_causal
         )
@@ -125,10 +134,10 @@ class DropPathTap(Tap):
 
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The forward of every tapped module. Its name matters: a pickled bound method is looked up by it."""
-    tap = self.share_tap
+    tap: Any = self.share_tap
     if tap is None or not tap.active:
         return type(self).forward(self, *args, **kwargs)
-    return tap.run(self, *args, **kwargs)  # pyright: ignore[reportCallIssue]
+    return tap.run(self, *args, **kwargs)
 
 
 def is_tapped(module: nn.Module) -> bool:
@@ -190,6 +199,26 @@ def _from_query_and_key(query: Tensor, key: Tensor, scale: float, bias: Tensor |
         return attention_share(some, key, share, scale, added)
 
     return attend
+
+
+class _Along:
+    """Attention that carries the share along; its output is kept, if the rule asked for all queries and keys."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, separate: Attend) -> None:
+        self.inputs = query, key, value
+        self.scale = scale
+        self.separate = separate
+        self.gradient = torch.is_grad_enabled()
+        self.output: Tensor | None = None
+
+    def __call__(self, share: Tensor, valid: Tensor | None = None, queries: int | None = None) -> Tensor:
+        query, key, value = self.inputs
+        if valid is not None or queries is not None or share.dtype != query.dtype:
+            return self.separate(share, valid, queries)
+        _check(share, len(query), key.shape[2])
+        with torch.set_grad_enabled(self.gradient):
+            self.output, mixed, _ = attention_with_share(query, key, value, share, self.scale)
+        return mixed
 
 
 def _from_weights(weights: Tensor, signed: bool) -> Attend:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from alltokens.errors import UserError
@@ -44,8 +45,7 @@ class Track:
             raise UserError(ALREADY_FOLLOWED)
         if drop_path_aware:
             _check_drop_paths(model, route)
-        # Read at every follow: the share is kept in the parameters' precision, in float32 at least.
-        self._parameter = next(model.parameters())
+        self._model = model
         self._route = route
         self._steps = [step for step in route.steps if step.layer is None or layers is None or step.layer in layers]
         if route.pooling is not None:
@@ -130,7 +130,12 @@ class Track:
                 tap.active = active
 
     def _prepare(self, first: Tensor, start: Tensor) -> None:
-        dtype = torch.promote_types(self._parameter.dtype, torch.float32)
+        parameter = next(self._model.parameters())
+        if first.device.type == "cpu" != parameter.device.type:
+            raise UserError(
+                f"the plan is on the CPU and the model on {parameter.device}: follow plan.to(images.device)"
+            )
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
         fresh = not self._rows or (first.shape, first.device, dtype) != (
             self._rows[0].shape,
             self._rows[0].device,
@@ -174,13 +179,9 @@ class Track:
 def _check_drop_paths(model: nn.Module, route: Route) -> None:
     known = {id(step.drop_path) for step in route.steps}
     for name, module in model.named_modules():
-        if type(module).__name__ == "DropPath" and id(module) not in known and not _after_mixing(name, module, model):
+        after_mlp = name.endswith("drop_path2") or ".ffns." in name  # moves no share
+        if isinstance(module, DropPath) and id(module) not in known and not after_mlp:
             raise UserError(
                 "drop_path_aware needs a stochastic depth of its own for every branch that mixes tokens; "
                 f"{type(model).__name__} shares one ({name}) among branches"
             )
-
-
-def _after_mixing(name: str, module: nn.Module, model: nn.Module) -> bool:
-    """A DropPath that follows a channel MLP alone moves no share."""
-    return name.endswith("drop_path2") or ".ffns." in name

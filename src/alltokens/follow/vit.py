@@ -9,8 +9,9 @@ with two attentions side by side (Y + A Y + A' Y) / 3. Norms, layer scale and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from timm.layers import Attention, AttentionPoolLatent, AttentionPoolPrr
+from timm.layers import Attention, AttentionPoolLatent, AttentionPoolPrr  # pyright: ignore[reportPrivateImportUsage]
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import (
     Block,
@@ -25,8 +26,7 @@ from alltokens.errors import UnsupportedModel, UserError
 from alltokens.follow.route import Moment, Route, Rule, Step, all_tokens, first_token, mean_of_tokens
 
 
-def route(model: nn.Module) -> Route:
-    assert isinstance(model, VisionTransformer)
+def route(model: Any) -> Route:
     if not isinstance(model.patch_drop, nn.Identity):
         raise UnsupportedModel("a share cannot follow tokens that are dropped: build the model with patch_drop_rate=0")
     steps = tuple(step for layer, block in enumerate(model.blocks, 1) for step in _block(block, layer))
@@ -43,13 +43,14 @@ def route(model: nn.Module) -> Route:
     )
 
 
-def _block(block: nn.Module, layer: int) -> Iterator[Step]:
+def _block(block: Any, layer: int) -> Iterator[Step]:
     if type(block) in (Block, ResPostBlock) and type(block.attn) is Attention:
         yield Step(block.attn, all_tokens, layer, drop_path=block.drop_path1)
-    elif type(block) is ParallelScalingBlock:
-        yield Step(block, all_tokens, layer, terms=2)
+    elif type(block) is ParallelScalingBlock:  # attention and MLP side by side
+        yield Step(block, all_tokens, layer, terms=2, drop_path=block.drop_path)
     elif type(block) is ParallelThingsBlock and all(type(branch.attn) is Attention for branch in block.attns):
-        for index, branch in enumerate(block.attns):
+        branches: Any = block.attns
+        for index, branch in enumerate(branches):
             yield Step(branch.attn, all_tokens, layer, terms=index + 1, parallel=index)
     else:
         attention = type(getattr(block, "attn", None)).__name__ if hasattr(block, "attn") else "its own attention"
@@ -67,26 +68,27 @@ def _head(model: VisionTransformer) -> tuple[Step | None, Callable[[Tensor], Ten
     return None, mean_of_tokens(0 if model.pool_include_prefix else prefix)
 
 
-def attention_pooling(pool: nn.Module, skip: int) -> tuple[Step, Callable[[Tensor], Tensor]]:
-    """Pooling by attention replaces the stream, it adds nothing to it: no residual. `skip` prefix tokens take no part."""
+def attention_pooling(pool: Any, skip: int) -> tuple[Step, Callable[[Tensor], Tensor]]:
+    """Pooling by attention replaces the stream instead of adding to it. The first `skip` tokens take no part."""
     if not pool.fused_attn:
         raise UserError(
             "attention pooling can be followed only through fused attention: set `fused_attn = True` on "
             f"the {type(pool).__name__} (or leave TIMM_FUSED_ATTN unset)"
         )
-    rule: Rule
     if type(pool) is AttentionPoolLatent:
-        latents = pool.latent_len
-
-        def rule(moment: Moment) -> Tensor:
-            return moment.attend(moment.row[:, skip:])
-
-        step = Step(pool, rule, terms=0, shape=lambda shape: (shape[0], latents))
+        step = Step(pool, _pooled_from(skip), terms=0, shape=lambda row: (row[0], pool.latent_len))
     elif type(pool) is AttentionPoolPrr:
         step = Step(pool, all_tokens, terms=0)
     else:
         raise UnsupportedModel(f"no share can be followed through the pooling {type(pool).__name__}")
     return step, first_token if pool.pool == "token" else mean_of_tokens()
+
+
+def _pooled_from(skip: int) -> Rule:
+    def rule(moment: Moment) -> Tensor:
+        return moment.attend(moment.row[:, skip:])
+
+    return rule
 
 
 def _first_two(row: Tensor) -> Tensor:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp, calculate_drop_path_rates, to_2tuple, trunc_normal_
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # pyright: ignore[reportPrivateImportUsage]
+from timm.layers.drop import DropPath, calculate_drop_path_rates
+from timm.layers.mlp import Mlp
+from timm.layers.weight_init import trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from alltokens.errors import UserError
 
@@ -99,7 +102,7 @@ class PyramidVisionTransformer(nn.Module):
         super().__init__()
         if global_pool != "token":
             raise UserError(f"PVT classifies its class token: global_pool must be 'token', got {global_pool!r}")
-        size = to_2tuple(img_size)
+        size = (img_size, img_size) if isinstance(img_size, int) else img_size
         if size[0] % 32 or size[1] % 32:
             raise UserError(f"PVT merges patches down to 1/32 of the picture: img_size must divide by 32, got {size}")
         self.num_classes, self.global_pool, self.depths = num_classes, global_pool, depths
@@ -109,7 +112,7 @@ class PyramidVisionTransformer(nn.Module):
             {"num_chs": dim, "reduction": 4 << stage, "module": f"block{stage + 1}"} for stage, dim in enumerate(dims)
         ]
         self.grad_checkpointing = False
-        drop_paths = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
+        drop_paths: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         for stage, (depth, dim, grid) in enumerate(zip(depths, dims, self.grid_sizes, strict=True)):
             last = stage == len(depths) - 1
             channels = in_chans if stage == 0 else dims[stage - 1]
@@ -143,7 +146,7 @@ class PyramidVisionTransformer(nn.Module):
             tokens = getattr(self, f"pos_drop{number}")(tokens + _resized(position, trained_grid, grid, int(last)))
             for block in getattr(self, f"block{number}"):
                 if self.grad_checkpointing and self.training:
-                    tokens = torch.utils.checkpoint.checkpoint(block, tokens, grid, use_reentrant=False)
+                    tokens = checkpoint(block, tokens, grid, use_reentrant=False)
                 else:
                     tokens = block(tokens, grid)
             if not last:
@@ -198,8 +201,8 @@ def _cfg() -> dict[str, Any]:
         "pool_size": None,
         "crop_pct": 0.9,
         "interpolation": "bicubic",
-        "mean": timm.data.IMAGENET_DEFAULT_MEAN,
-        "std": timm.data.IMAGENET_DEFAULT_STD,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
         "first_conv": "patch_embed1.proj",
         "classifier": "head",
     }

@@ -84,7 +84,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in content.items()}
 
 
-def resize_positions(positions: Tensor, grid: tuple[int, int], prefix: int, old_grid: tuple[int, int] | None = None) -> Tensor:
+def resize_positions(
+    positions: Tensor, grid: tuple[int, int], prefix: int, old_grid: tuple[int, int] | None = None
+) -> Tensor:
     """(1, P + N, C) -> (1, P + h * w, C): bicubic over the grid, prefix positions as they are (FACTS section 1)."""
     count = positions.shape[1] - prefix
     old = old_grid if old_grid is not None else (round(count**0.5), round(count**0.5))
@@ -105,8 +107,14 @@ def classifier_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def save_weights(
-    net: nn.Module, state: Mapping[str, Tensor], folder: Path, *, model_args: Mapping[str, Any], preprocessing: Mapping[str, Any],
-    class_names: tuple[str, ...], write: Any,
+    net: nn.Module,
+    state: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    model_args: Mapping[str, Any],
+    preprocessing: Mapping[str, Any],
+    class_names: tuple[str, ...],
+    write: Any,
 ) -> None:
     """A folder that `timm.create_model("local-dir:FOLDER")` loads. `write(path, content)` must replace a file whole."""
     pretrained = getattr(net, "pretrained_cfg", None) or {}
@@ -158,6 +166,6 @@ def _fit(name: str, value: Tensor, own: Mapping[str, Tensor], model: nn.Module) 
         grid = cast("tuple[int, int]", tuple(model.patch_embed.grid_size))  # type: ignore[union-attr]
         return resize_positions(value, grid, prefix)
     if name.endswith("relative_position_bias_table") and value.shape[1] == target.shape[1]:
-        window = model.get_submodule(name.rpartition(".")[0]).window_size
+        window = cast("tuple[int, int]", model.get_submodule(name.rpartition(".")[0]).window_size)
         return resize_rel_pos_bias_table(value, new_window_size=window, new_bias_shape=target.shape)
     return value

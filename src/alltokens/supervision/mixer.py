@@ -58,19 +58,23 @@ class Mixer:
         return plan
 
     def _draw_always(self, batch: int, size: tuple[int, int], generator: torch.Generator | None) -> MixPlan:
-        shared = {"per_sample": self.per_sample, "generator": generator}
+        each, patch = self.per_sample, self.patch_size
         match self.name:
             case "mixup":
-                return draw_mixup(batch, size, self.alpha, **shared)
+                return draw_mixup(batch, size, self.alpha, per_sample=each, generator=generator)
             case "cutmix":
-                return draw_cutmix(batch, size, self.alpha, patch_size=self.patch_size, **shared)
+                return draw_cutmix(batch, size, self.alpha, patch_size=patch, per_sample=each, generator=generator)
             case "random":
-                return draw_random_mix(batch, size, self.alpha, patch_size=self.patch_size or 16, **shared)
+                return draw_random_mix(
+                    batch, size, self.alpha, patch_size=patch or 16, per_sample=each, generator=generator
+                )
             case "block":
-                return draw_block_mix(batch, size, self.alpha, patch_size=self.patch_size or 16, **shared)
+                return draw_block_mix(
+                    batch, size, self.alpha, patch_size=patch or 16, per_sample=each, generator=generator
+                )
             case _:
-                mixup = draw_mixup(batch, size, self.mixup_alpha, **shared)
-                cutmix = draw_cutmix(batch, size, self.alpha, patch_size=self.patch_size, **shared)
+                mixup = draw_mixup(batch, size, self.mixup_alpha, per_sample=each, generator=generator)
+                cutmix = draw_cutmix(batch, size, self.alpha, patch_size=patch, per_sample=each, generator=generator)
                 use_cutmix = self._coin(self.switch_probability, batch, generator)
                 return replace(mixup, mask=torch.where(use_cutmix, cutmix.mask, mixup.mask))
 

@@ -5,8 +5,9 @@ Shapes: B batch, C channels, H and W picture, N tokens, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,14 @@ from alltokens.supervision.mixer import Mixer
 
 SOURCES = ("class",)
 FOLLOWERS = ("area",)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _outside_the_graph(function: Function) -> Function:
+    """torch.compiler.disable, whose own types say nothing."""
+    return cast(Function, torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
 
 
 class Batch(Protocol):
@@ -106,9 +115,9 @@ class Supervision(nn.Module):
     def _mixes(self) -> bool:
         return self.training and self.mixer.active
 
-    @torch.compiler.disable
+    @_outside_the_graph
     def draw_plan(self, images: Tensor, generator: torch.Generator | None) -> MixPlan:
-        """The plan of one batch, on the batch's device. Drawn outside the compiled graph: it is a handful of numbers."""
+        """The plan of one batch, on its device; drawn outside the compiled graph, as it is a handful of numbers."""
         size = (images.shape[-2], images.shape[-1])
         plan = self.mixer.draw(len(images), size, generator) if self._mixes else MixPlan.identity(len(images), size)
         return plan.to(images.device)

@@ -1,9 +1,11 @@
-"""The op `alltokens::attention_share`: what softmax attention makes of one number per key, without the attention matrix.
+"""The op `alltokens::attention_share`: what softmax attention makes of one number per key, with no T x S matrix.
 
 Shapes: B batch (or windows), H heads, T queries, S keys, D channels of a head.
 
 Being one opaque op with a fake, it costs torch.compile no graph break; it has no gradient and wants detached inputs.
 """
+
+# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-# The plain twin holds at most this many attention weights at once (16 MiB of float32): T x S is never whole for long rows.
+# The plain twin holds at most this many attention weights at once, 16 MiB in float32, however long the rows are.
 WEIGHTS_AT_ONCE = 1 << 22
 
 
@@ -64,4 +66,5 @@ if find_spec("triton") is not None:
             return attention_share_plain(query, key, share, scale, bias)
         from alltokens.core.kernels.attention_share_triton import attention_share_triton
 
-        return attention_share_triton(query, key, share, scale, bias)
+        with torch.cuda.device(query.device):  # Triton launches on the current device
+            return attention_share_triton(query, key, share, scale, bias)

@@ -6,7 +6,9 @@ One program carries a block of queries of one head past all keys. Where attentio
 query, this accumulates one, so it is little more than the product of query and key.
 """
 
-# pyright: basic
+# pyright: basic, reportCallIssue=false
+# ruff: noqa: N803 (constants of a kernel are written in capitals)
+
 from __future__ import annotations
 
 import math
