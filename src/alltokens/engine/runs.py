@@ -109,7 +109,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
                 f"label    {tuple(batch.label.shape)} {batch.label.dtype}",
                 f"matrix   {tuple(batch.matrix.shape)} {batch.matrix.dtype}",
                 f"logits   {tuple(parts.output.shape)} {parts.output.dtype}",
-                f"targets  {tuple(parts.targets.shape)}, of the partner {float(parts.share.float().mean()):.3f} on average",
+                f"targets  {tuple(parts.targets.shape)}, partner share {float(parts.share.mean()):.3f} on average",
             ]
     per_batch = sorted(times)[len(times) // 2] if len(times) < 3 else sorted(times[1:])[len(times[1:]) // 2]
     epochs = total_epochs(config.train.epochs, config.schedule)
@@ -226,7 +226,7 @@ def _out_of_memory(config: RunConfig, runtime: Runtime) -> str:
     micro = config.train.batch_size // (runtime.world * config.train.accumulate)
     return (
         f"out of memory with {micro} pictures of {config.data.image_size} px at a time on {runtime.device}. "
-        f"Three settings help: train.accumulate (now {config.train.accumulate}; twice that halves the pictures at a time), "
-        f"train.precision bf16 (now {config.train.precision}), train.checkpoint_activations "
+        f"Three settings help: train.accumulate (now {config.train.accumulate}; twice that halves the pictures at a "
+        f"time), train.precision bf16 (now {config.train.precision}), train.checkpoint_activations "
         f"(now {str(config.train.checkpoint_activations).lower()})"
     )

@@ -41,6 +41,9 @@ class Convolution(NamedTuple):
         """What makes a side of H pixels one of H / stride: 3 for 7 / 2, 1 for 3 / 1, 0 for 8 / 8."""
         return (self.kernel - self.stride + 1) // 2
 
+    def build(self, in_channels: int, **options: Any) -> nn.Conv2d:
+        return nn.Conv2d(in_channels, self.channels, self.kernel, self.stride, self.padding, **options)
+
 
 def stem_convolutions(
     patch_size: int,
@@ -107,13 +110,11 @@ class ConvStem(nn.Module):
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.depth = len(before)
         width = in_chans
-        for number, (outputs, kernel, stride) in enumerate(before, 1):
-            padding = before[number - 1].padding
-            convolution = nn.Conv2d(width, outputs, kernel, stride, padding, bias=False, **place)
-            self.add_module(f"conv{number}", convolution)
-            self.add_module(f"bn{number}", nn.BatchNorm2d(outputs, **place))
-            width = outputs
-        self.proj = nn.Conv2d(width, embed_dim, last.kernel, last.stride, last.padding, bias=bias, **place)
+        for number, convolution in enumerate(before, 1):
+            self.add_module(f"conv{number}", convolution.build(width, bias=False, **place))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(convolution.channels, **place))
+            width = convolution.channels
+        self.proj = last.build(width, bias=bias, **place)
 
     def forward(self, images: Tensor) -> Tensor:
         self._check(images.shape[-2], images.shape[-1])

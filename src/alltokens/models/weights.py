@@ -21,6 +21,7 @@ from alltokens.errors import UserError
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+DENSE_HEAD = "aux_head"
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training programs put the weights
 
 
@@ -28,13 +29,14 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     """Load weights from a file (.safetensors, or .pth read without executing anything), a weights folder or a run.
 
     Position embeddings are resized to the model's grid. Where the class count differs, the heads keep their fresh
-    values. Everything else must fit. Returns the names of the weights that were left as they are.
+    values; so does a dense head that the file has not, and one that the model has not is passed over. Everything else
+    must fit. Returns the names of the weights that were left as they are.
     """
     file = find_weights(Path(path))
     given = read_weights(file)
     own = model.state_dict()
     heads = classifier_names(model)
-    fresh = _changed_heads(own, given, heads)
+    fresh = _changed_heads(own, given, heads) | _one_sided_dense_head(own, given)
     wanted = {name: value for name, value in given.items() if name.split(".")[0] not in fresh and name not in fresh}
     wanted = {name: _fit(name, value, own, model) for name, value in wanted.items()}
     missing = [name for name in own if name not in wanted and not _belongs(name, fresh)]
@@ -103,7 +105,7 @@ def classifier_names(model: nn.Module) -> tuple[str, ...]:
     config = getattr(model, "pretrained_cfg", None) or {}
     named = config.get("classifier") or ("head",)
     named = (named,) if isinstance(named, str) else tuple(named)
-    return (*named, "aux_head")
+    return (*named, DENSE_HEAD)
 
 
 def save_weights(
@@ -154,6 +156,11 @@ def _changed_heads(own: Mapping[str, Tensor], given: Mapping[str, Tensor], heads
             if name in own and name in given and own[name].shape[0] != given[name].shape[0]:
                 return set(heads)
     return set()
+
+
+def _one_sided_dense_head(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> set[str]:
+    """The dense head, if only one of the two has one."""
+    return {DENSE_HEAD} if (f"{DENSE_HEAD}.weight" in own) != (f"{DENSE_HEAD}.weight" in given) else set()
 
 
 def _fit(name: str, value: Tensor, own: Mapping[str, Tensor], model: nn.Module) -> Tensor:
