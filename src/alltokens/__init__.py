@@ -20,6 +20,8 @@ from alltokens.data.pictures import UnreadablePicture
 from alltokens.data.transforms import EvalTransform, TrainTransform
 from alltokens.errors import TrainingFailed, TrainingStopped, UnsupportedModel, UserError
 from alltokens.follow.area import Area
+from alltokens.follow.tl_align import TLAlign
+from alltokens.follow.transmix import TransMix
 from alltokens.models.weights import load_weights
 from alltokens.supervision.mixer import Mixer
 from alltokens.supervision.step import Parts, Supervision
@@ -35,9 +37,11 @@ __all__ = [
     "PictureDataset",
     "Sample",
     "Supervision",
+    "TLAlign",
     "TrainTransform",
     "TrainingFailed",
     "TrainingStopped",
+    "TransMix",
     "UnreadablePicture",
     "UnsupportedModel",
     "UserError",

@@ -1,5 +1,6 @@
 """The command as a shell, Slurm and the launchers start it."""
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import pytest
 from alltokens.engine.run_folder import read_metrics
 from tests.conftest import ROOT
 
-SMALL = (
+SMALL = shlex.split(
     "--data.image_size 32 --data.train_pictures 64 --data.val_pictures 20 --train.batch_size 16 --log.every_steps 1 "
-    "--model.name vit_tiny_patch16_224 --schedule.warmup_epochs 0 --train.device cpu"
-).split() + ["--model.options", "{patch_size: 8, embed_dim: 24, depth: 1, num_heads: 2}"]
+    "--model.name vit_tiny_patch16_224 --schedule.warmup_epochs 0 --train.device cpu "
+    "--model.options '{patch_size: 8, embed_dim: 24, depth: 1, num_heads: 2}'"
+)
 
 
 def train(run_dir: Path, *more: str, launcher: tuple[str, ...] = (sys.executable,)) -> list[str]:

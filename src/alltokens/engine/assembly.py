@@ -11,10 +11,13 @@ import timm
 from torch import nn
 
 from alltokens.data.transforms import EvalTransform, TrainTransform
-from alltokens.engine.config import AugmentConfig, DataConfig, ModelConfig, RunConfig
+from alltokens.engine.config import AugmentConfig, DataConfig, FollowerConfig, ModelConfig, RunConfig
 from alltokens.errors import UserError
+from alltokens.follow.area import Area
+from alltokens.follow.tl_align import TLAlign
+from alltokens.follow.transmix import TransMix
 from alltokens.supervision.mixer import Mixer
-from alltokens.supervision.step import Supervision
+from alltokens.supervision.step import Follower, Supervision, token_grid
 
 
 def model_arguments(config: ModelConfig, image_size: int) -> dict[str, Any]:
@@ -80,10 +83,20 @@ def build_step(net: nn.Module, config: RunConfig, num_classes: int) -> Supervisi
             switch_probability=mixer.switch_probability,
             per_sample=mixer.per_sample,
         ),
-        follower=chosen.follower,
+        follower=_follower(net, chosen.follower),
         smoothing=chosen.smoothing,
         num_classes=num_classes,
     )
+
+
+def _follower(net: nn.Module, chosen: FollowerConfig) -> Follower:
+    match chosen.name:
+        case "tl_align":
+            return TLAlign(net, chosen.layers, chosen.residual, chosen.drop_path_aware)
+        case "transmix":
+            return TransMix(net, official=chosen.official)
+        case _:
+            return Area(token_grid(net))
 
 
 def build_train_transform(augment: AugmentConfig, data: DataConfig) -> TrainTransform:

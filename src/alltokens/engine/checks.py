@@ -87,6 +87,14 @@ def _ranges(config: RunConfig) -> None:
     for name, (low, high) in {"augment.scale": augment.scale, "augment.ratio": augment.ratio}.items():
         if not 0 < low <= high:
             raise UserError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
+    follower = config.supervision.follower
+    for option, belongs in (("layers", "tl_align"), ("drop_path_aware", "tl_align"), ("official", "transmix")):
+        if getattr(follower, option) and follower.name != belongs:
+            raise UserError(f"supervision.follower.{option} is for the follower {belongs}, not for {follower.name}")
+    if follower.residual != "average" and follower.name != "tl_align":
+        raise UserError(f"supervision.follower.residual is for the follower tl_align, not for {follower.name}")
+    if follower.name != "area" and mixer.name == "none":
+        raise UserError(f"the follower {follower.name} needs a mixer: nothing is mixed, so there is nothing to follow")
     if config.schedule.warmup_epochs >= train.epochs + config.schedule.cooldown_epochs:
         raise UserError(
             f"schedule.warmup_epochs ({config.schedule.warmup_epochs}) must be fewer than train.epochs ({train.epochs})"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 MixerName = Literal["none", "mixup", "cutmix", "mixup+cutmix", "random", "block"]
 SourceName = Literal["class"]
-FollowerName = Literal["area"]
+FollowerName = Literal["area", "transmix", "tl_align"]
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,25 @@ class MixerConfig:
 
 
 @dataclass(frozen=True)
+class FollowerConfig:
+    name: FollowerName = "area"
+    layers: tuple[int, ...] | None = None
+    """tl_align: the attention layers that move the share, counted from 1; null for all."""
+    residual: Literal["average", "ignore"] = "average"
+    """tl_align: what a residual connection does with the share."""
+    drop_path_aware: bool = False
+    """tl_align: a branch that stochastic depth drops does not move the share."""
+    official: bool = False
+    """transmix: a patch's share is that of its first pixel, as in the published program, and not its mean."""
+
+
+@dataclass(frozen=True)
 class SupervisionConfig:
     source: SourceName = "class"
     """Where labels come from."""
     mixer: MixerConfig = field(default_factory=MixerConfig)
     """How two pictures are mixed."""
-    follower: FollowerName = "area"
+    follower: FollowerConfig = field(default_factory=FollowerConfig)
     """What the mixed label follows."""
     smoothing: float = 0.1
     """Label smoothing."""

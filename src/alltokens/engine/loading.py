@@ -75,6 +75,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, default: T | None
         inner = getattr(default, key) if default is not None else None
         place = f"{where}: {key}" if ":" not in where else f"{where}.{key}"
         if dataclasses.is_dataclass(kind):
+            if isinstance(value, str) and any(field.name == "name" for field in dataclasses.fields(kind)):
+                value = {"name": value}  # `mixer: cutmix` says what `mixer: {name: cutmix}` says
             if not isinstance(value, Mapping):
                 raise UserError(f"{place}: expected settings as 'key: value', got {value!r}")
             given[key] = build(typing.cast(type, kind), value, place, inner)

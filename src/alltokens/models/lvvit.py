@@ -49,7 +49,7 @@ def scaled_block(residual_scale: float, **options: Any) -> Block:
 
     Published is the division after stochastic depth, which scales whole branches: the order makes no difference.
     """
-    block = Block(**options)
+    block: Any = Block(**options)
     if residual_scale != 1:
         block.ls1, block.ls2 = Divide(residual_scale), Divide(residual_scale)
     return block

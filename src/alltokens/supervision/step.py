@@ -17,10 +17,12 @@ from alltokens.core.mixing import mix_images
 from alltokens.core.plan import MixPlan
 from alltokens.errors import UserError, unknown
 from alltokens.follow.area import Area
+from alltokens.follow.tl_align import TLAlign
+from alltokens.follow.transmix import TransMix
 from alltokens.supervision.mixer import Mixer
 
 SOURCES = ("class",)
-FOLLOWERS = ("area",)
+FOLLOWERS = {"area": Area, "transmix": TransMix, "tl_align": TLAlign}
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -66,7 +68,8 @@ class Supervision(nn.Module):
     """source x mixer x follower: `forward(batch, generator)` gives `(loss, parts)`.
 
     `net` maps pictures (B, C, H, W) to logits (B, K). `mixer` and `follower` are names or objects; for options of a
-    mixer pass `Mixer("cutmix", patch_size=16)`. This is the module to compile, and to wrap by DDP or FSDP. It adds no
+    mixer pass `Mixer("cutmix", patch_size=16)`, for those of a follower `TLAlign(net, layers=[12])`, attached to the bare
+    network. This is the module to compile, and to wrap by DDP or FSDP. It adds no
     parameter to the network's own.
     """
 
@@ -91,42 +94,46 @@ class Supervision(nn.Module):
         self.net = net
         self.source = source
         self.mixer = Mixer(mixer) if isinstance(mixer, str) else mixer
-        self.follower = _follower(follower, net)
-        self._knows_tokens = not isinstance(self.follower, Area) or self.follower.grid is not None
+        self._area = Area(token_grid(net))
+        self.follower = self._area if follower == "area" else _attached(follower, net)
         self.smoothing = smoothing
         self.num_classes = classes
 
     def forward(self, batch: Batch, generator: torch.Generator | None = None) -> tuple[Tensor, Parts]:
-        """In evaluation mode nothing is mixed or smoothed: the loss is the plain cross-entropy."""
+        """In evaluation mode nothing is mixed, followed or smoothed: the loss is the plain cross-entropy."""
+        mixes = self.training and self.mixer.active
         plan = self.draw_plan(batch.image, generator)
-        images = mix_images(batch.image, plan) if self._mixes else batch.image
-        with self.follower.follow(plan):
+        images = mix_images(batch.image, plan) if mixes else batch.image
+        follower = self.follower if mixes else self._area
+        with follower.follow(plan):
             logits = self.net(images)
-        share = self.follower.share
-        smoothing = self.smoothing if self.training else 0.0
-        targets = smooth_one_hot(batch.label, self.num_classes, smoothing)
-        if self._mixes:
+        share = follower.share
+        targets = smooth_one_hot(batch.label, self.num_classes, self.smoothing if self.training else 0.0)
+        if mixes:
             targets = blend_targets(targets, plan.partner, share)
         loss = soft_cross_entropy(logits, targets)
-        token_shares = self.follower.token_shares if self._knows_tokens else None
+        knows_tokens = not isinstance(follower, Area) or follower.grid is not None
+        token_shares = follower.token_shares if knows_tokens else None
         return loss, Parts(logits, plan, targets, share, token_shares, loss, None)
-
-    @property
-    def _mixes(self) -> bool:
-        return self.training and self.mixer.active
 
     @_outside_the_graph
     def draw_plan(self, images: Tensor, generator: torch.Generator | None) -> MixPlan:
         """The plan of one batch, on its device; drawn outside the compiled graph, as it is a handful of numbers."""
         size = (images.shape[-2], images.shape[-1])
-        plan = self.mixer.draw(len(images), size, generator) if self._mixes else MixPlan.identity(len(images), size)
+        mixer = self.mixer if self.training else Mixer("none")
+        plan = mixer.draw(len(images), size, generator)
         return plan.to(images.device)
 
 
-def _follower(follower: str | Follower, net: nn.Module) -> Follower:
+def _attached(follower: str | Follower, net: nn.Module) -> Follower:
     if not isinstance(follower, str):
         return follower
     if follower not in FOLLOWERS:
         raise unknown("follower", follower, FOLLOWERS)
+    return FOLLOWERS[follower](net)
+
+
+def token_grid(net: nn.Module) -> tuple[int, int] | None:
+    """Rows and columns of the patches that a network cuts pictures into, if it says so."""
     grid = getattr(getattr(net, "patch_embed", None), "grid_size", None)
-    return Area((int(grid[0]), int(grid[1])) if grid is not None else None)
+    return (int(grid[0]), int(grid[1])) if grid is not None else None
