@@ -25,9 +25,9 @@ def blocks(page, language):
     return [body for kind, body in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("docs")
+@pytest.fixture
+def place(tmp_path):
+    folder = tmp_path
     for split, count in (("train", 16), ("val", 4)):
         for name in ("cat", "dog"):
             (folder / "pictures" / split / name).mkdir(parents=True)

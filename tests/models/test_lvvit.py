@@ -288,6 +288,18 @@ def test_the_mean_of_the_patches_can_be_classified_without_a_class_token():
     torch.testing.assert_close(output.token_logits.mean(1), model.aux_head(features.mean(1)))
 
 
+def test_a_dense_head_changes_nothing_else():
+    plain, dense = tiny().state_dict(), tiny(dense=True).state_dict()
+    assert set(dense) - set(plain) == {"aux_head.weight", "aux_head.bias"}
+    assert all(torch.equal(value, dense[name]) for name, value in plain.items())
+
+
+def test_compiled_equals_eager_in_one_graph():
+    model = tiny(dense=True, depth=1).eval()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(pictures(), tokens=True), model(pictures(), tokens=True))
+
+
 def test_shares_can_be_followed():
     assert follower_support(tiny(dense=True)) == ("area", "transmix", "tl_align")
 

@@ -68,9 +68,8 @@ class Supervision(nn.Module):
     """source x mixer x follower: `forward(batch, generator)` gives `(loss, parts)`.
 
     `net` maps pictures (B, C, H, W) to logits (B, K). `mixer` and `follower` are names or objects; for options of a
-    mixer pass `Mixer("cutmix", patch_size=16)`, for those of a follower `TLAlign(net, layers=[12])`, attached to the bare
-    network. This is the module to compile, and to wrap by DDP or FSDP. It adds no
-    parameter to the network's own.
+    mixer pass `Mixer("cutmix", patch_size=16)`, for those of a follower `TLAlign(net, layers=[12])`, on the bare
+    network. This is the module to compile, and to wrap by DDP or FSDP; it adds no parameter to the network's own.
     """
 
     def __init__(
