@@ -20,8 +20,10 @@ from alltokens.data.pictures import UnreadablePicture
 from alltokens.data.transforms import EvalTransform, TrainTransform
 from alltokens.errors import TrainingFailed, TrainingStopped, UnsupportedModel, UserError
 from alltokens.follow.area import Area
+from alltokens.follow.families import follower_support, supported_models
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
+from alltokens.models.token_output import TokenOutput
 from alltokens.models.weights import load_weights
 from alltokens.supervision.mixer import Mixer
 from alltokens.supervision.step import Parts, Supervision
@@ -38,6 +40,7 @@ __all__ = [
     "Sample",
     "Supervision",
     "TLAlign",
+    "TokenOutput",
     "TrainTransform",
     "TrainingFailed",
     "TrainingStopped",
@@ -52,9 +55,11 @@ __all__ = [
     "draw_mixtoken",
     "draw_mixup",
     "draw_random_mix",
+    "follower_support",
     "geometry",
     "load_weights",
     "mix_images",
     "smooth_one_hot",
     "soft_cross_entropy",
+    "supported_models",
 ]

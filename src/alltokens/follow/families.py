@@ -44,10 +44,10 @@ class Family:
 
 FAMILIES = (
     Family(
-        "ViT, DeiT",
+        "ViT, DeiT, LV-ViT",
         VisionTransformer,
         vit.route,
-        ("vision_transformer", "deit", "vision_transformer_hybrid"),
+        ("vision_transformer", "deit", "vision_transformer_hybrid", "lvvit"),
         ("vit_dlittle*", "vit_dpwee*"),
     ),
     Family("EVA", Eva, eva.route, ("eva",)),

@@ -20,6 +20,7 @@ A copied or pickled model has None for its taps: it runs as if never touched (so
 from __future__ import annotations
 
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ from alltokens.errors import UserError
 from alltokens.follow.route import Attend, Moment, Step
 
 
-class Tap:
+class Tap(ABC):
     """What one module needs to know to move the share."""
 
     def __init__(self, step: Step, terms: int) -> None:
@@ -52,8 +53,9 @@ class Tap:
             mixed = self.step.rule(Moment(self.source, attend, self.start))
             self.out.copy_(residual(self.base, mixed, self.terms))
 
+    @abstractmethod
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        """The module's forward, the share being moved on the way."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return types.NoneType, ()

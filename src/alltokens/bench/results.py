@@ -1,0 +1,99 @@
+"""What a bench gives out: one row for each arm, as a table, as CSV to append to, as JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from alltokens.engine.progress import table
+from alltokens.errors import UserError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm of one comparison. Ratios are to the comparison's first arm; low and high are the quartiles."""
+
+    bench: str
+    device: str
+    torch: str
+    model: str
+    image_size: int
+    batch: int
+    precision: str
+    mode: str  # eager or compiled
+    arm: str
+    step_ms: float
+    step_ms_low: float
+    step_ms_high: float
+    pictures_per_second: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    peak_mib: float | None  # None where it cannot be told (CPU)
+    peak_ratio: float | None
+    at_most: float | None  # the limit of our own that the ratio is to hold
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table for people; the device stands above it."""
+    for device, version in dict.fromkeys((row.device, row.torch) for row in rows):
+        print(f"on {device}, torch {version}; median (quartiles) of a step; ratio to the first arm, round by round\n")
+    headers = ("model", "px", "batch", "", "mode", "arm", "step ms", "", "pictures/s", "ratio", "", "at most", "peak MiB")
+    table(headers, [_cells(row) for row in rows], numbers=(1, 2, 6, 8, 9, 11, 12))
+
+
+def check_file(file: str | None) -> None:
+    """Say before a long measurement, not after it, that its result could not be written."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UserError(f"cannot write {file}: give a file in a folder that exists")
+    if path.suffix == ".csv" and path.is_file() and path.stat().st_size:
+        with path.open(encoding="utf-8", newline="") as opened:
+            header = next(csv.reader(opened), [])
+        if tuple(header) != COLUMNS:
+            raise UserError(f"{file} has other columns than a bench writes; give another file")
+
+
+def append_csv(rows: Sequence[Row], file: str) -> None:
+    """Append to the file; a new one gets a header."""
+    path = Path(file)
+    new = not path.is_file() or not path.stat().st_size
+    with path.open("a", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows({name: _rounded(value) for name, value in asdict(row).items()} for row in rows)
+
+
+def write_json(rows: Sequence[Row], file: str) -> None:
+    Path(file).write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+
+
+def _rounded(value: object) -> object:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.model,
+        str(row.image_size),
+        str(row.batch),
+        row.precision,
+        row.mode,
+        row.arm,
+        f"{row.step_ms:.1f}",
+        f"({row.step_ms_low:.1f} to {row.step_ms_high:.1f})",
+        f"{row.pictures_per_second:,.0f}" if row.pictures_per_second >= 100 else f"{row.pictures_per_second:.1f}",
+        f"{row.ratio:.3f}",
+        f"({row.ratio_low:.3f} to {row.ratio_high:.3f})",
+        "" if row.at_most is None else f"{row.at_most:.2f}",
+        "-" if row.peak_mib is None or row.peak_ratio is None else f"{row.peak_mib:,.0f} (x{row.peak_ratio:.3f})",
+    )

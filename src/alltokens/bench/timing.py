@@ -1,0 +1,139 @@
+"""Arms of a comparison, measured in turn in one run: time, ratio to the first arm, peak memory.
+
+Clocks drift and neighbours come and go, so arms take turns, round after round, and a ratio is that of one round.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from alltokens.errors import UserError
+
+Step = Callable[[], object]
+
+
+class Spread(NamedTuple):
+    """Median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Timing(NamedTuple):
+    """One arm's outcome."""
+
+    milliseconds: Spread  # of one step
+    ratio: Spread  # to the first arm, round by round
+    peak_mib: float | None  # what a step takes with this arm alone on the device; None on a CPU
+
+
+def compare(
+    arms: Mapping[str, Callable[[], Step]],
+    device: torch.device,
+    *,
+    rounds: int,
+    steps: int = 1,
+    warmup: int = 2,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Timing]:
+    """Build every arm, let it take `warmup` steps that do not count, then time `steps` steps of each, `rounds` times.
+
+    An arm is a function that builds its step. Each round begins with another arm.
+    """
+    if rounds < 1 or steps < 1:
+        raise UserError(f"rounds and steps must be at least 1, got {rounds} and {steps}")
+    ready: dict[str, Step] = {}
+    own_bytes: dict[str, int] = {}
+    for name, build in arms.items():
+        progress(f"warming up: {name}")
+        before = _allocated(device)
+        ready[name] = _warmed_up(name, build, warmup)
+        own_bytes[name] = _allocated(device) - before
+    names = list(ready)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    peaks: dict[str, int] = dict.fromkeys(names, 0)
+    for turn in range(rounds):
+        progress(f"round {turn + 1} of {rounds}")
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            taken, extra = _measure(ready[name], steps, device)
+            seconds[name].append(taken)
+            peaks[name] = max(peaks[name], extra)
+    base = seconds[names[0]]
+    return {
+        name: Timing(
+            spread([1e3 * value for value in seconds[name]]),
+            spread([value / reference for value, reference in zip(seconds[name], base, strict=True)]),
+            (own_bytes[name] + peaks[name]) / 2**20 if device.type == "cuda" else None,
+        )
+        for name in names
+    }
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The median and the quartiles; of a single value, that value."""
+    if len(values) < 2:
+        return Spread(values[0], values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high)
+
+
+def device_name(device: torch.device) -> str:
+    """What was measured on, as it goes into tables."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def _warmed_up(name: str, build: Callable[[], Step], warmup: int) -> Step:
+    try:
+        step = build()
+        for _ in range(warmup):
+            step()
+    except torch.OutOfMemoryError:
+        raise UserError(f"{name!r} does not fit into the device's memory; try a smaller --batch") from None
+    return step
+
+
+def _measure(step: Step, count: int, device: torch.device) -> tuple[float, int]:
+    """(Seconds of one step, bytes that it needs on top of what lies there between steps.)"""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        for _ in range(count):
+            step()
+        return (time.perf_counter() - begin) / count, 0
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    resting = torch.cuda.memory_allocated(device)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(count):
+        step()
+    end.record()
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end) / 1e3 / count, torch.cuda.max_memory_allocated(device) - resting
+
+
+def _allocated(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        import platform
+
+        return platform.processor() or platform.machine()

@@ -1,0 +1,177 @@
+"""`alltokens bench tl_align`: what it costs that the label follows the tokens.
+
+Shapes: B batch, H and W picture.
+
+Three arms in one run, the same model, batch and mixes: CutMix with the pasted area, CutMix with TL-Align, and TL-Align
+the published way. A step is forward, backward and AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from alltokens.bench.published import PublishedStep, has_published_way
+from alltokens.bench.results import Row
+from alltokens.bench.timing import Step, Timing, compare, device_name
+from alltokens.errors import UserError, unknown
+from alltokens.follow.families import find_route
+from alltokens.models import lvvit  # noqa: F401  # pyright: ignore[reportUnusedImport]  # timm then knows these models
+from alltokens.models.cost import weightless
+from alltokens.supervision.mixer import Mixer
+from alltokens.supervision.step import Supervision
+
+PLAIN, ALIGNED, PUBLISHED = "CutMix", "TL-Align", "TL-Align as published"
+SMOOTHING = 0.1
+
+
+class Case(NamedTuple):
+    batch: int
+    at_most: float | None = None  # what the ratio of TL-Align to CutMix is to stay below (compiled; on a CPU: eager)
+
+
+# DeiT and its picture sizes are the paper's; limits and batches are those of our design notes.
+CASES = {
+    "cuda": {
+        "deit_small_patch16_224": Case(512, 1.03),
+        "deit_base_patch16_384": Case(96, 1.04),
+        "swin_tiny_patch4_window7_224": Case(256, 1.06),
+        "lvvit_s": Case(256),
+    },
+    "cpu": {"deit_tiny_patch16_224": Case(8, 1.03)},
+}
+OTHER = {"cuda": Case(64), "cpu": Case(8)}
+
+
+class Record(NamedTuple):
+    """A batch, as a training step wants it."""
+
+    image: Tensor
+    label: Tensor
+
+
+def bench_tl_align(
+    models: Sequence[str] = (),
+    *,
+    batch: int | None = None,
+    rounds: int | None = None,
+    modes: Sequence[str] | None = None,
+    device: torch.device | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """A row for each arm of each model in each mode ("eager", "compiled"); None everywhere means the device's defaults."""
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = device.type == "cuda"
+    cases = CASES[device.type]
+    models = list(models) or list(cases)
+    modes = list(modes or (("eager", "compiled") if cuda else ("eager",)))
+    if batch is not None and batch < 2:
+        raise UserError(f"batch must be at least 2, or there is no partner to mix with; got {batch}")
+    for name in models:
+        if not timm.is_model(name.split(".", 1)[0]):
+            raise unknown("model", name, timm.list_models(), hint="`alltokens models PATTERN` lists them.")
+        find_route(weightless(name), "tl_align")  # refuses what cannot be followed, before anything is measured
+    rows: list[Row] = []
+    for name in models:
+        case = cases.get(name, OTHER[device.type])
+        pictures = batch or case.batch
+        for mode in modes:
+            torch._dynamo.reset()
+            arms = _arms(name, pictures, mode, device)
+            timings = compare(
+                arms,
+                device,
+                rounds=rounds or (20 if cuda else 15),
+                steps=5 if cuda else 1,
+                warmup=10 if cuda else 2,
+                progress=lambda text, name=name, mode=mode: progress(f"{name}, {mode}: {text}"),
+            )
+            limit = case.at_most if mode == ("compiled" if cuda else "eager") else None
+            rows += _rows(name, pictures, mode, device, timings, limit)
+    return rows
+
+
+def _arms(name: str, batch: int, mode: str, device: torch.device) -> dict[str, Callable[[], Step]]:
+    def plain() -> Step:
+        return _training_step(Supervision(_net(name, device), mixer=_mixer(), smoothing=SMOOTHING), *setting)
+
+    def aligned() -> Step:
+        net = _net(name, device)
+        return _training_step(Supervision(net, mixer=_mixer(), follower="tl_align", smoothing=SMOOTHING), *setting)
+
+    def published() -> Step:
+        return _training_step(PublishedStep(_net(name, device), _mixer(), SMOOTHING), *setting)
+
+    setting = batch, mode, device
+    arms = {PLAIN: plain, ALIGNED: aligned}
+    return {**arms, PUBLISHED: published} if has_published_way(weightless(name)) else arms
+
+
+def _mixer() -> Mixer:
+    return Mixer("cutmix", patch_size=16)
+
+
+def _net(name: str, device: torch.device) -> nn.Module:
+    """The same weights in every arm; attention fused wherever timm can (Swin's is not by default)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = timm.create_model(name)
+    for module in net.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = True  # pyright: ignore[reportArgumentType]
+    return net.to(device).train()
+
+
+def _training_step(module: nn.Module, batch: int, mode: str, device: torch.device) -> Step:
+    net: Any = module.net
+    generator = torch.Generator().manual_seed(0)
+    size = net.pretrained_cfg["input_size"]
+    images = torch.randn(batch, *size, generator=generator).to(device)
+    labels = torch.randint(net.num_classes, (batch,), generator=generator).to(device)
+    record = Record(images, labels)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    run: Any = torch.compile(module) if mode == "compiled" else module
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = run(record, generator)[0]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _rows(
+    name: str, batch: int, mode: str, device: torch.device, timings: dict[str, Timing], at_most: float | None
+) -> list[Row]:
+    size: Any = weightless(name).pretrained_cfg  # pyright: ignore[reportUnknownMemberType]
+    base = timings[PLAIN].peak_mib
+    return [
+        Row(
+            bench="tl_align",
+            device=device_name(device),
+            torch=torch.__version__,
+            model=name,
+            image_size=size["input_size"][-1],
+            batch=batch,
+            precision="bf16" if device.type == "cuda" else "fp32",
+            mode=mode,
+            arm=arm,
+            step_ms=timing.milliseconds.median,
+            step_ms_low=timing.milliseconds.low,
+            step_ms_high=timing.milliseconds.high,
+            pictures_per_second=1e3 * batch / timing.milliseconds.median,
+            ratio=timing.ratio.median,
+            ratio_low=timing.ratio.low,
+            ratio_high=timing.ratio.high,
+            peak_mib=timing.peak_mib,
+            peak_ratio=timing.peak_mib / base if timing.peak_mib is not None and base else None,
+            at_most=at_most if arm == ALIGNED else None,
+        )
+        for arm, timing in timings.items()
+    ]
