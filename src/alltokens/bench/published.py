@@ -1,9 +1,10 @@
 """TL-Align as its program does it, to measure against: explicit attention, a label of K classes for every token.
 
-Shapes: B batch, P prefix tokens, N patches, T = P + N tokens, h and w token grid, S tokens of a window, H heads, K classes.
+Shapes: B batch, P prefix tokens, N patches, T = P + N tokens, h and w token grid, M windows of S tokens, H heads,
+K classes.
 
-Y <- (A Y + Y) / 2 in each block, A the softmaxed attention's mean over heads, Y (B, T, K) in float32 (FACTS 3.1). For ViT,
-DeiT and LV-ViT; for Swin after the paper's text, as no program for it was published.
+Y <- (A Y + Y) / 2 in each block, A the softmaxed attention's mean over heads, Y (B, T, K) in float32 (FACTS 3.1). For
+ViT, DeiT and LV-ViT; for Swin after the paper's text, as no program for it was published.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ class PublishedStep(nn.Module):
         for module in net.modules():
             if hasattr(module, "fused_attn"):
                 module.fused_attn = False  # pyright: ignore[reportArgumentType]
-        _listen_to_swin(net, self._labels) if isinstance(net, SwinTransformer) else _listen_to_vit(net, self._labels)
+        listen = _listen_to_swin if isinstance(net, SwinTransformer) else _listen_to_vit
+        listen(net, self._labels)
 
     def forward(self, batch: Batch, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        plan = self._draw(batch.image, generator)
+        plan = _draw(self.mixer, batch.image, generator)  # pyright: ignore[reportCallIssue]
         net: Any = self.net
         classes = smooth_one_hot(batch.label, net.num_classes, self.smoothing)  # (B, K)
         grid = net.patch_embed.grid_size
@@ -69,10 +71,12 @@ class PublishedStep(nn.Module):
             return labels.mean((1, 2))
         return labels[:, 0] if net.global_pool == "token" else labels[:, net.num_prefix_tokens :].mean(1)
 
-    @torch.compiler.disable  # pyright: ignore[reportUnknownMemberType, reportUntypedFunctionDecorator]
-    def _draw(self, images: Tensor, generator: torch.Generator | None) -> MixPlan:
-        size = (images.shape[-2], images.shape[-1])
-        return self.mixer.draw(len(images), size, generator).to(images.device)
+
+@torch.compiler.disable  # pyright: ignore[reportUnknownMemberType, reportUntypedFunctionDecorator]
+def _draw(mixer: Mixer, images: Tensor, generator: torch.Generator | None) -> MixPlan:
+    """Outside the compiled graph, as in our own step."""
+    size = (images.shape[-2], images.shape[-1])
+    return mixer.draw(len(images), size, generator).to(images.device)
 
 
 def _listen_to_vit(net: Any, labels: list[Tensor]) -> None:

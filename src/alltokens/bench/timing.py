@@ -6,9 +6,11 @@ Clocks drift and neighbours come and go, so arms take turns, round after round, 
 from __future__ import annotations
 
 import gc
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ import torch
 from alltokens.errors import UserError
 
 Step = Callable[[], object]
+FEWEST = 5  # rounds: for less, quartiles say nothing
 
 
 class Spread(NamedTuple):
@@ -39,13 +42,15 @@ def compare(
     device: torch.device,
     *,
     rounds: int,
+    seconds: float = float("inf"),
     steps: int = 1,
     warmup: int = 2,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Timing]:
     """Build every arm, let it take `warmup` steps that do not count, then time `steps` steps of each, `rounds` times.
 
-    An arm is a function that builds its step. Each round begins with another arm.
+    An arm is a function that builds its step. Each round begins with another arm. After `seconds` no further round
+    begins, if there were FEWEST.
     """
     if rounds < 1 or steps < 1:
         raise UserError(f"rounds and steps must be at least 1, got {rounds} and {steps}")
@@ -57,20 +62,23 @@ def compare(
         ready[name] = _warmed_up(name, build, warmup)
         own_bytes[name] = _allocated(device) - before
     names = list(ready)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, int] = dict.fromkeys(names, 0)
+    begun = time.perf_counter()
     for turn in range(rounds):
+        if turn >= FEWEST and time.perf_counter() - begun > seconds:
+            break
         progress(f"round {turn + 1} of {rounds}")
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             taken, extra = _measure(ready[name], steps, device)
-            seconds[name].append(taken)
+            times[name].append(taken)
             peaks[name] = max(peaks[name], extra)
-    base = seconds[names[0]]
+    base = times[names[0]]
     return {
         name: Timing(
-            spread([1e3 * value for value in seconds[name]]),
-            spread([value / reference for value, reference in zip(seconds[name], base, strict=True)]),
+            spread([1e3 * value for value in times[name]]),
+            spread([value / reference for value, reference in zip(times[name], base, strict=True)]),
             (own_bytes[name] + peaks[name]) / 2**20 if device.type == "cuda" else None,
         )
         for name in names
@@ -131,9 +139,7 @@ def _allocated(device: torch.device) -> int:
 
 def _processor() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
-        import platform
-
         return platform.processor() or platform.machine()

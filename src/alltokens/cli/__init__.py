@@ -20,6 +20,7 @@ VERBS = {
     "evaluate": "top-1, top-5 and loss of a run or a model",
     "recipes": "list the packaged recipes, show or copy one",
     "models": "list models with their cost",
+    "bench": "measure what we say about speed, on this machine",
     "doctor": "what this machine has, and what is missing",
 }
 
