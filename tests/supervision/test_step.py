@@ -111,6 +111,26 @@ def test_compiled_is_eager(net):
         torch.testing.assert_close(compiled(batch_of(), seeded(seed))[0], step(batch_of(), seeded(seed))[0])
 
 
+@pytest.mark.parametrize("follower", ["transmix", "tl_align"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_with_a_follower_the_label_goes_by_its_share(net, follower, compiled):
+    """The step's share is that of the follower alone around the same pictures, and blends the targets."""
+    step = at.Supervision(net, mixer=at.Mixer("cutmix", patch_size=8, per_sample=True), follower=follower)
+    run = torch.compile(step, backend="aot_eager") if compiled else step
+    loss, parts = run(batch_of(), seeded(2))
+    with torch.no_grad(), step.follower.follow(parts.plan):
+        logits = net(at.mix_images(batch_of().image, parts.plan))
+    torch.testing.assert_close(parts.share, step.follower.share, atol=1e-6, rtol=1e-6)
+    assert (parts.share - parts.plan.share).abs().max() > 1e-3  # it is not the area
+    labels = at.smooth_one_hot(batch_of().label, 5)
+    targets = at.blend_targets(labels, parts.plan.partner, step.follower.share)
+    torch.testing.assert_close(loss, at.soft_cross_entropy(logits, targets), atol=1e-5, rtol=1e-5)
+    assert parts.token_shares.shape == (5, 16)
+    assert not parts.share.requires_grad
+    evaluated = step.eval()(batch_of())[1]
+    assert torch.equal(evaluated.share, torch.zeros(5))  # nothing is mixed, so nothing is followed
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

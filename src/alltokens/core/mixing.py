@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from alltokens.core.draws import numpy_generator
 from alltokens.core.plan import MixPlan, Place, flipped_partner
 from alltokens.errors import UserError
 
@@ -45,7 +46,7 @@ def draw_mixup(
     generator: torch.Generator | None = None,
 ) -> MixPlan:
     """MixUp: every pixel, and so every token, takes the same share, drawn from Beta(alpha, alpha)."""
-    rng = _rng(generator)
+    rng = numpy_generator(generator)
     size = _pair(image_size, "image_size")
     share = _beta(rng, alpha, batch if per_sample else 1)
     mask = torch.tensor(share, dtype=torch.float32)[:, None, None].expand(-1, *size)
@@ -150,7 +151,7 @@ def _draw_box(
     generator: torch.Generator | None,
     place: Place,
 ) -> MixPlan:
-    rng = _rng(generator)
+    rng = numpy_generator(generator)
     grid = _grid(size, patch)
     count = batch if per_sample else 1
     side = np.sqrt(_beta(rng, alpha, count))  # the box's side over the picture's, the same for both axes
@@ -173,18 +174,13 @@ def _draw_patches(
     generator: torch.Generator | None,
     patches: Callable[[np.random.Generator, tuple[int, int]], np.ndarray],
 ) -> MixPlan:
-    rng = _rng(generator)
+    rng = numpy_generator(generator)
     size, patch = _pair(image_size, "image_size"), _pair(patch_size, "patch_size")
     grid = _grid(size, patch)
     chosen = np.stack([patches(rng, grid) for _ in range(batch if per_sample else 1)])  # (B|1, h, w)
     mask = torch.as_tensor(chosen).float()
     mask = mask.repeat_interleave(patch[0], 1).repeat_interleave(patch[1], 2)  # (B|1, H, W)
     return MixPlan(flipped_partner(batch), mask)
-
-
-def _rng(generator: torch.Generator | None) -> np.random.Generator:
-    device = generator.device if generator is not None else "cpu"
-    return np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator, device=device)))
 
 
 def _beta(rng: np.random.Generator, alpha: float, count: int) -> np.ndarray:

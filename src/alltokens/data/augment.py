@@ -163,12 +163,6 @@ class Drawn(NamedTuple):
     erased: Integers  # (n, E, 4): top, bottom, left, right in pixels of the crop; empty where bottom is 0
 
 
-def numpy_generator(generator: torch.Generator | None) -> np.random.Generator:
-    """A numpy generator seeded with one number out of torch's: cheap small draws that torch's state decides."""
-    device = generator.device if generator is not None else "cpu"
-    return np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator, device=device)))
-
-
 def draw(augmentation: Augmentation, heights: Integers, widths: Integers, rng: np.random.Generator) -> Drawn:
     """Draw for n pictures of these sizes."""
     pictures = len(heights)

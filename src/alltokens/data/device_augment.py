@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alltokens.core import geometry
-from alltokens.data.augment import NUMBER, Drawn, draw, numpy_generator
+from alltokens.core.draws import numpy_generator
+from alltokens.data.augment import NUMBER, Drawn, draw
 from alltokens.data.color import recolor_batch
 from alltokens.data.transforms import TrainTransform
 from alltokens.errors import UserError

@@ -16,13 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 from alltokens.core import geometry
+from alltokens.core.draws import numpy_generator
 from alltokens.data.augment import (
     Augmentation,
     EraseMode,
     Interpolation,
     RandAugment,
     draw,
-    numpy_generator,
 )
 from alltokens.data.color import recolor
 from alltokens.errors import UserError, unknown

@@ -22,7 +22,6 @@ from alltokens.follow.transmix import TransMix
 from alltokens.supervision.mixer import Mixer
 
 SOURCES = ("class",)
-FOLLOWERS = {"area": Area, "transmix": TransMix, "tl_align": TLAlign}
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -93,8 +92,8 @@ class Supervision(nn.Module):
         self.net = net
         self.source = source
         self.mixer = Mixer(mixer) if isinstance(mixer, str) else mixer
-        self._area = Area(token_grid(net))
-        self.follower = self._area if follower == "area" else _attached(follower, net)
+        self.follower = _attached(follower, net) if isinstance(follower, str) else follower
+        self._area = Area(token_grid(net))  # where nothing is mixed
         self.smoothing = smoothing
         self.num_classes = classes
 
@@ -124,15 +123,20 @@ class Supervision(nn.Module):
         return plan.to(images.device)
 
 
-def _attached(follower: str | Follower, net: nn.Module) -> Follower:
-    if not isinstance(follower, str):
-        return follower
-    if follower not in FOLLOWERS:
-        raise unknown("follower", follower, FOLLOWERS)
-    return FOLLOWERS[follower](net)
-
-
 def token_grid(net: nn.Module) -> tuple[int, int] | None:
     """Rows and columns of the patches that a network cuts pictures into, if it says so."""
     grid = getattr(getattr(net, "patch_embed", None), "grid_size", None)
     return (int(grid[0]), int(grid[1])) if grid is not None else None
+
+
+FOLLOWERS: dict[str, Callable[[nn.Module], Follower]] = {
+    "area": lambda net: Area(token_grid(net)),
+    "transmix": TransMix,
+    "tl_align": TLAlign,
+}
+
+
+def _attached(follower: str, net: nn.Module) -> Follower:
+    if follower not in FOLLOWERS:
+        raise unknown("follower", follower, FOLLOWERS)
+    return FOLLOWERS[follower](net)
