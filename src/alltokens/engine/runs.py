@@ -125,7 +125,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
             f"first loss      {first_loss:.4f}",
             f"estimated time  {duration(seconds)} for {epochs:g} epochs of {feed.updates_per_epoch} updates "
             f"(steps alone, without evaluation; {1000 * per_batch:.0f} ms a batch)",
-            "nothing was written",
+            "nothing was written: no run folder, no weights",
         ]
     )
 
@@ -156,12 +156,12 @@ def _run(
 ) -> RunResult:
     quiet = quiet or not runtime.is_main
     if config.log.trackers:
-        runtime.accelerator.init_trackers(
-            "alltokens",
-            config={
-                k: v if isinstance(v, int | float | str) else str(v) for k, v in flatten(to_mapping(config)).items()
-            },
-        )
+        settings = {
+            key: value if isinstance(value, int | float | str) else str(value)
+            for key, value in flatten(to_mapping(config)).items()
+        }
+        where = {"wandb": {"dir": str(folder.path)}}
+        runtime.accelerator.init_trackers("alltokens", config=settings, init_kwargs=where)
     done_before = trainer.position.epoch >= trainer.epochs
     try:
         with Progress(feed.updates_per_epoch * trainer.epochs, done=trainer.position.update, quiet=quiet) as progress:
