@@ -1,6 +1,6 @@
 """The quickstart with five seeds: writes benchmarks/quickstart.csv, which the recipe's `expected` line is taken from.
 
-    python benchmarks/quickstart.py [SEEDS]
+python benchmarks/quickstart.py [SEEDS]
 """
 
 import csv

@@ -5,10 +5,10 @@ import dataclasses
 import statistics
 
 import pytest
+from benchmarks.quickstart import FILE, expected
 
 from alltokens.engine.recipes import load_recipe
 from alltokens.engine.runs import train
-from benchmarks.quickstart import FILE, expected
 
 
 def test_half_of_its_epochs_teach_it_more_than_forty_percent_of_ten_classes(tmp_path):

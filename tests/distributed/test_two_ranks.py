@@ -49,6 +49,12 @@ def test_two_ranks_equal_one(runs, strategy):
     assert two_facts["position"]["update"] == facts["position"]["update"] == 24
 
 
+def test_labels_that_follow_the_tokens_are_the_same_sharded_or_not(runs):
+    (whole, _), (sharded, _) = state(runs / "ddp-followed"), state(runs / "fsdp2-followed")
+    for name, value in whole.items():
+        torch.testing.assert_close(sharded[name], value, atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_stop_together_and_resume_to_the_bit(runs, strategy):
     (straight, _), (resumed, _) = state(runs / strategy), state(runs / f"{strategy}-resumed")

@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from alltokens.engine.config import RunConfig
 from alltokens.engine.runs import resume, train
 from alltokens.engine.trainer import Trainer
 from alltokens.errors import TrainingStopped
 from alltokens.evaluate import evaluate
-from tests.distributed.plain import PLAIN
+from tests.distributed.plain import FOLLOWED, PLAIN
 
 torch.set_num_threads(1)
 
 
 def main(folder: Path) -> None:
-    fsdp = dataclasses.replace(PLAIN, train=dataclasses.replace(PLAIN.train, strategy="fsdp2"))
+    fsdp = sharded(PLAIN)
+    train(FOLLOWED, run_dir=folder / "ddp-followed", quiet=True)
+    train(sharded(FOLLOWED), run_dir=folder / "fsdp2-followed", quiet=True)
     train(PLAIN, run_dir=folder / "ddp", quiet=True)
     train(fsdp, run_dir=folder / "fsdp2", quiet=True)
     stop_and_resume(PLAIN, folder / "ddp-resumed")
@@ -27,6 +30,10 @@ def main(folder: Path) -> None:
     scores = evaluate(str(folder / "ddp"), batch_size=7, workers=0, device="cpu")
     if scores is not None:
         (folder / "evaluation.txt").write_text(repr([scores.top1, scores.top5, scores.loss, scores.pictures]))
+
+
+def sharded(config: RunConfig) -> RunConfig:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, strategy="fsdp2"))
 
 
 def stop_and_resume(config, run_dir: Path) -> None:

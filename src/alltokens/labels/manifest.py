@@ -129,7 +129,9 @@ def _built(kind: type[Any], content: dict[str, Any]) -> Any:
     counts = [*grid, content["kept"], content["num_classes"], content.get("count", 0)]
     assert len(grid) == 2, "a grid has two sides"
     assert all(type(count) is int and count >= 0 for count in counts), "its sizes must be whole numbers"
-    assert type(content["tail"]) is bool and isinstance(content["transform"], dict), "tail or transform is no such thing"
+    assert type(content["tail"]) is bool and isinstance(content["transform"], dict), (
+        "tail or transform is no such thing"
+    )
     return kind(**(content | {"grid": tuple(grid), "class_names": tuple(content["class_names"])}))
 
 
