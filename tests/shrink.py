@@ -1,4 +1,4 @@
-"""Any recipe in a form that trains in a second: a quarter of the width, two blocks, 64 px, a few scenes, one thread."""
+"""Any recipe in a form that trains in a second: a quarter of the width, few blocks, 64 px, a few scenes, one thread."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import timm
+from timm.models.swin_transformer import SwinTransformer
 
 from alltokens.engine.config import RunConfig
 from alltokens.models.cost import weightless
+from alltokens.models.pvt import DIMS, PyramidVisionTransformer
 
 SIDE = 64
 BATCH = 16
 
 
 def shrunken(config: RunConfig) -> RunConfig:
-    """The recipe's own mixing, augmentation and schedule on two batches of scenes. For ViT-like models."""
+    """The recipe's own mixing, augmentation and schedule on two batches of scenes. For ViT, Swin and PVT."""
     return replace(
         config,
         model=replace(config.model, pretrained=False, options=config.model.options | _small(config)),
@@ -42,7 +44,12 @@ def shrunken(config: RunConfig) -> RunConfig:
 def _small(config: RunConfig) -> dict[str, Any]:
     options = config.model.options
     model: Any = timm.create_model(config.model.name, **options) if options else weightless(config.model.name)
+    if isinstance(model, SwinTransformer):
+        return {"embed_dim": model.embed_dim // 4, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4}
+    if isinstance(model, PyramidVisionTransformer):  # its depths belong to its name
+        return {"dims": tuple(dim // 4 for dim in DIMS), "heads": (1, 1, 2, 2)}
     heads = model.blocks[0].attn.num_heads
     small_heads = max(1, heads // 4)
     width = model.embed_dim // 4
-    return {"embed_dim": width - width % small_heads, "depth": 2, "num_heads": small_heads}
+    depth = max(config.supervision.follower.layers or (2,))  # a recipe that names layers keeps them
+    return {"embed_dim": width - width % small_heads, "depth": depth, "num_heads": small_heads}

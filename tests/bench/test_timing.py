@@ -76,5 +76,6 @@ def test_nothing_to_measure_is_an_error(wrong):
 
 
 def test_a_processor_is_named_with_its_threads():
-    assert device_name(CPU).endswith(f"{torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    assert device_name(CPU).endswith(", 1 thread" if threads == 1 else f", {threads} threads")
     assert not device_name(CPU).startswith(",")

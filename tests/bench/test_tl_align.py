@@ -63,7 +63,7 @@ def test_the_published_way_gives_the_same_targets_loss_and_gradients(kind):
         torch.testing.assert_close(parameter.grad, ours.grad, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["class token", "swin"])
+@pytest.mark.parametrize("kind", ["class token", pytest.param("swin", marks=pytest.mark.slow)])
 def test_the_published_way_is_the_same_when_compiled(kind):
     torch._dynamo.reset()
     (loss, target, _), _ = both(kind)

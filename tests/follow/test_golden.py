@@ -9,7 +9,8 @@ import torch
 
 import alltokens as at
 from alltokens.follow.tl_align import TLAlign
-from alltokens.follow.transmix import TransMix
+from alltokens.follow.route import Moment
+from alltokens.follow.transmix import TransMix, _class_attention
 from tests.golden_rules import golden_arrays, golden_input, golden_json, golden_weights, official_tl_align_box
 
 EXACT = {"atol": 2e-5, "rtol": 1e-4}
@@ -76,6 +77,24 @@ def test_transmix_gives_the_published_target_end_to_end(deit, images):
     area = at.blend_targets(one_hot, plan.partner, plan.share)
     np.testing.assert_allclose(area, golden["e2e_area_target"], **EXACT)
     np.testing.assert_allclose(at.blend_targets(one_hot, plan.partner, follower.share), golden["e2e_out"], **EXACT)
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_transmix_weighs_a_given_attention_as_published(case):
+    """Boxes in pixels, some splitting patches, against published targets made from one table of attention."""
+    golden = golden_arrays("transmix.npz")
+    attention = torch.as_tensor(golden["attn"])  # (B, N), rows do not sum to 1
+    plan = box_plan(golden[f"{case}_box"], patch=1)
+    nearest = plan.mask[:, ::16, ::16].flatten(1).expand_as(attention)  # each patch's top left pixel
+
+    def attend(share, valid=None, queries=None):
+        return (attention * share).sum(1, keepdim=True)
+
+    weighed = _class_attention(prefix=0)(Moment(nearest, attend, plan.share))[:, 0]
+    own, partner = torch.as_tensor(golden["y1"]), torch.as_tensor(golden["y2"])
+    np.testing.assert_allclose(torch.lerp(own, partner, plan.share[:, None]), golden[f"{case}_area_target"], **EXACT)
+    share = (plan.share + weighed) / 2
+    np.testing.assert_allclose(torch.lerp(own, partner, share[:, None]), golden[f"{case}_out"], **EXACT)
 
 
 def test_official_boxes_are_drawn_and_their_plans_have_the_published_share():

@@ -97,7 +97,8 @@ def device_name(device: torch.device) -> str:
     """What was measured on, as it goes into tables."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _warmed_up(name: str, build: Callable[[], Step], warmup: int) -> Step:

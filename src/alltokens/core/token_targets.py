@@ -44,12 +44,12 @@ class TokenTargets(NamedTuple):
         """
         if len(plan.partner) != len(self.ids):
             raise UserError(f"a plan for {len(plan.partner)} pictures cannot mix the labels of {len(self.ids)}")
-        visible = plan.token_share(self.grid).flatten(1).to(self.rest.dtype)  # (B, N)
-        own = (1 - visible) * self.weight
-        pasted = visible * self.weight[plan.partner]
+        partner_share = plan.token_share(self.grid).flatten(1).to(self.rest.dtype)  # (B, N)
+        own = (1 - partner_share) * self.weight
+        pasted = partner_share * self.weight[plan.partner]
         weight = own + pasted
         labelled = weight > 0
-        share = torch.where(labelled, pasted / torch.where(labelled, weight, 1), visible)
+        share = torch.where(labelled, pasted / torch.where(labelled, weight, 1), partner_share)
         partners = self.probabilities[plan.partner] * share.unsqueeze(-1)
         return TokenTargets(
             torch.cat([self.ids, self.ids[plan.partner]], -1),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alltokens.core.label_maps import LabelMap
+from alltokens.core.label_maps import NO_TAIL, LabelMap
 from alltokens.errors import UserError, unknown
 from alltokens.labels import packing
 from alltokens.labels.packing import TAIL_BITS, Quantised, field_bytes, pack_field, score_bits, unpack_field
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     """The maps of some pictures as they are written."""
 
     content: np.ndarray  # (B, R) uint8
-    score_error: float  # how far the scores and tails that will be read lie from the given ones, at most
+    score_errors: np.ndarray  # (B,) how far the scores and tails that will be read lie from the given ones, at most
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RowLayout:
         if self.form == "plain":
             parts = [ids.astype(self._id_type), kept, stored_tail]
             content = np.concatenate([_bytes(part) for part in parts if part is not None], axis=1)
-            return Rows(content, _greatest_error((scores, kept), (tail, stored_tail)))
+            return Rows(content, _greatest_errors((scores, kept), (tail, stored_tail)))
         if (kept[:, 1:] > kept[:, :-1]).any():
             order = np.argsort(-kept, axis=1, kind="stable")
             ids, kept, scores = (np.take_along_axis(part, order, axis=1) for part in (ids, kept, scores))
@@ -99,7 +99,7 @@ class RowLayout:
         )
         read, read_tail = packing.dequantise(quantised)
         read_tail = None if read_tail is None else read_tail.numpy()
-        return Rows(content, _greatest_error((scores, read.numpy()), (tail, read_tail)))
+        return Rows(content, _greatest_errors((scores, read.numpy()), (tail, read_tail)))
 
     def decode(self, rows: np.ndarray) -> LabelMap:
         """(B, R) uint8 -> ids int32, scores and tail float16."""
@@ -107,14 +107,14 @@ class RowLayout:
         batch = len(rows)
         ids = torch.empty((batch, self.kept, *self.grid), dtype=torch.int32)
         scores = torch.empty((batch, self.kept, *self.grid), dtype=torch.float16)
-        tail = torch.empty((batch, *self.grid), dtype=torch.float16) if self.tail else None
+        tail = torch.empty((batch, *self.grid), dtype=torch.float16) if self.tail else NO_TAIL
         decode = self._decode_plain if self.form == "plain" else self._decode_packed
         for start in range(0, batch, _AT_A_TIME):
             some = slice(start, start + _AT_A_TIME)
             part_ids, part_scores, part_tail = decode(rows[some])
             ids[some] = part_ids.view(-1, self.kept, *self.grid)
             scores[some] = part_scores.view(-1, self.kept, *self.grid)
-            if tail is not None and part_tail is not None:
+            if part_tail is not None:
                 tail[some] = part_tail.view(-1, *self.grid)
         return LabelMap(ids, scores, tail)
 
@@ -129,7 +129,7 @@ class RowLayout:
     def _checked(self, maps: LabelMap) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """ids (B, k, c) int64, scores (B, k, c) and tail (B, c) float32, of the shapes and ids that the layout says."""
         shape = (self.kept, *self.grid)
-        tail = None if maps.tail is None or maps.tail.numel() == 0 else maps.tail
+        tail = maps.tail if maps.has_tail else None
         if tuple(maps.ids.shape[1:]) != shape or maps.scores.shape != maps.ids.shape:
             raise UserError(
                 f"this store holds maps of (kept, h, w) = {shape}; "
@@ -183,12 +183,12 @@ def _bytes(numbers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(little).reshape(len(numbers), -1).view(np.uint8)
 
 
-def _greatest_error(*pairs: tuple[np.ndarray | None, np.ndarray | None]) -> float:
-    """The greatest distance between given and read numbers; -inf, which is read as it is, counts as none."""
-    worst = 0.0
+def _greatest_errors(*pairs: tuple[np.ndarray | None, np.ndarray | None]) -> np.ndarray:
+    """(B,): the greatest distance of given and read numbers; -inf, which is read as it is, counts as none."""
+    worst = []
     for given, read in pairs:
-        if given is not None and read is not None and given.size:
+        if given is not None and read is not None:
             finite = np.isfinite(given)
             distance = np.abs(np.where(finite, given, 0) - np.where(finite, read.astype(np.float32), 0))
-            worst = max(worst, float(distance.max()))
-    return worst
+            worst.append(distance.reshape(len(given), -1).max(axis=1))
+    return np.max(worst, axis=0)

@@ -61,7 +61,7 @@ class LabelWriter:
         self._added: set[str] = set()
         self._keys: list[bytes] = []  # of the shard to be
         self._rows: list[np.ndarray] = []
-        self._errors: list[float] = []  # one for each of `_rows`
+        self._errors: list[float] = []
 
     def __len__(self) -> int:
         """Pictures done by all processes before this one began, and added by this one."""
@@ -84,19 +84,17 @@ class LabelWriter:
         """Add the maps (B, k, h, w) of B pictures. All are added, or none."""
         if len(keys) != len(maps.ids):
             raise UserError(f"{len(keys)} keys for {len(maps.ids)} label maps")
-        if twice := [key for key in keys if key in self._added or key == ""] or len(set(keys)) < len(keys):
-            raise UserError(f"each picture is added once, under a key that is not empty; got again: {twice}")
-        if len(new := self.remaining(keys)) < len(keys):
+        if "" in keys or len(set(keys)) < len(keys):
             raise UserError(
-                f"{self.path} has the map of {next(key for key in keys if key not in new)!r} already; "
-                "annotate only what `remaining` gives"
+                "every label map wants a key of its own that is not empty; a picture came twice, or no name"
             )
-        # One picture after the other, so that neither bytes nor errors depend on how pictures were batched.
-        rows, error = self._layout.encode(maps)
+        if there := set(keys).difference(self.remaining(keys)):
+            raise UserError(f"{self.path} has the map of {min(there)!r} already; annotate only what `remaining` gives")
+        rows, errors = self._layout.encode(maps)
         self._added.update(keys)
         self._keys += [encode_key(key) for key in keys]
         self._rows += list(rows)
-        self._errors += [error] * len(keys)
+        self._errors += errors.tolist()
         while len(self._keys) >= self._shard_size:
             self._write_shard()
 

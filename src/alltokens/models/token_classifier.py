@@ -1,0 +1,96 @@
+"""A dense head for any timm model: every token of its last features is classified too.
+
+Shapes: B batch, c channels, H and W picture, h and w token grid, N = h * w tokens, T tokens with prefix ones, C
+channels, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from timm.layers.weight_init import trunc_normal_
+from torch import Tensor, nn
+
+from alltokens.errors import UnsupportedModel, UserError
+from alltokens.models.token_output import TokenOutput
+
+
+class TokenClassifier(nn.Module):
+    """`net(images) -> (B, K)` is the model's own answer; `net(images, tokens=True) -> TokenOutput` adds the tokens'.
+
+    A linear layer, `aux_head`, classifies what the model's own head would pool: patch tokens after the last norm, or
+    the places of the last feature map. The model's weights stay its own, under `model`; what stock timm is to load is
+    `net.model`. Models with a dense head of their own (LV-ViT built with dense=True) need no wrapper.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        if getattr(model, "aux_head", None) is not None:
+            raise UserError(f"{type(model).__name__} has a dense head of its own; use it as it is")
+        for name in ("forward_features", "forward_head", "num_features", "num_classes"):
+            if not hasattr(model, name):
+                raise UnsupportedModel(f"{type(model).__name__} is no timm classifier: it has no {name}")
+        self.model = model
+        self.aux_head = nn.Linear(cast(int, model.num_features), self.num_classes)
+        trunc_normal_(self.aux_head.weight, std=0.02)
+        nn.init.zeros_(self.aux_head.bias)
+
+    @property
+    def num_classes(self) -> int:
+        return cast(int, self.model.num_classes)
+
+    @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.model.pretrained_cfg)
+
+    def forward(self, images: Tensor, tokens: bool = False) -> Tensor | TokenOutput:
+        """(B, c, H, W) -> (B, K), or with `tokens` the logits of the picture and of every token."""
+        if not tokens:
+            return self.model(images)
+        features = cast(Any, self.model).forward_features(images)
+        logits = cast(Any, self.model).forward_head(features)
+        return TokenOutput(logits, self.aux_head(self._tokens(features)))
+
+    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the tokens of a picture of this size."""
+        like = next(self.model.parameters())
+        was_training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            features = cast(Any, self.model).forward_features(like.new_zeros(1, 3, *image_size))
+        self.model.train(was_training)
+        if features.ndim == 4:
+            rows, columns = features.shape[1:3] if self._channels_last else features.shape[2:4]
+            return int(rows), int(columns)
+        embedding = getattr(self.model, "patch_embed", None)
+        if hasattr(embedding, "dynamic_feat_size"):
+            rows, columns = cast(Any, embedding).dynamic_feat_size(image_size)
+        else:  # mixers and pyramids that end in a sequence: square parts of the picture
+            count = features.shape[1] - self._prefix
+            rows = round((count * image_size[0] / image_size[1]) ** 0.5)
+            columns = count // rows
+        assert rows * columns == features.shape[1] - self._prefix, "the tokens are no grid"
+        return int(rows), int(columns)
+
+    @property
+    def _prefix(self) -> int:
+        """Class tokens, registers: tokens that stand for no place."""
+        if hasattr(self.model, "num_prefix_tokens"):
+            return cast(int, self.model.num_prefix_tokens)
+        return int(getattr(self.model, "cls_token", None) is not None)
+
+    @property
+    def _channels_last(self) -> bool:
+        return getattr(self.model, "output_fmt", "NCHW") == "NHWC"
+
+    def _tokens(self, features: Tensor) -> Tensor:
+        """(B, N, C): what is classified at every place, after the norm that the model's own head applies."""
+        if features.ndim == 4:
+            norm = getattr(getattr(self.model, "head", None), "norm", None)  # ConvNeXt's comes after its pooling
+            if isinstance(norm, nn.Module):
+                features = norm(features)
+            return features.flatten(1, 2) if self._channels_last else features.flatten(2).transpose(1, 2)
+        tokens = features[:, self._prefix :]
+        norm = getattr(self.model, "fc_norm", None)  # ViTs that pool the mean norm it afterwards
+        return norm(tokens) if isinstance(norm, nn.Module) else tokens
