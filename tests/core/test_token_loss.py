@@ -20,15 +20,17 @@ from tests.golden_rules import golden_arrays, golden_json
 GOLDEN = {name: torch.from_numpy(array) for name, array in golden_arrays("token_label_loss.npz").items()}
 
 
-def random_targets(batch: int = 3, tail: str = "zero", classes: int = 7, smoothing: float = 0.0) -> TokenTargets:
-    """Of turned crops, some of their tokens outside, on a grid that is not square."""
+def random_targets(
+    batch: int = 3, tail: str = "zero", classes: int = 7, smoothing: float = 0.0, left: float = 0.3
+) -> TokenTargets:
+    """Of turned crops, some of their tokens partly outside, on a grid that is not square."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(batch, 3, 5, 6, generator=generator, dtype=torch.float64) * 4 - 1
     ids = torch.rand(batch, classes, 5, 6, generator=generator).topk(3, 1).indices
     maps = LabelMap(ids, scores, torch.randn(batch, 5, 6, generator=generator, dtype=torch.float64))
     degrees = torch.arange(batch).double() * 25
     matrix = geometry.compose(
-        geometry.rotate(degrees), geometry.crop(0.3, 0.1, 0.7, 0.8).double().expand(batch, -1, -1)
+        geometry.rotate(degrees), geometry.crop(left, 0.1, 0.7, 0.8).double().expand(batch, -1, -1)
     )
     return sample_token_targets(maps, matrix, (3, 4), classes, smoothing, tail=tail)
 
@@ -146,7 +148,7 @@ def test_many_classes_and_extreme_logits():
 
 
 def test_tokens_without_label_carry_no_loss():
-    targets = random_targets(3)
+    targets = random_targets(3, left=0.8)
     outside = targets.weight == 0
     assert outside.any()
     assert not outside.all()
