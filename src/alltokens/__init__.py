@@ -25,6 +25,7 @@ from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
 from alltokens.models.token_output import TokenOutput
 from alltokens.models.weights import load_weights
+from alltokens.report.show import show
 from alltokens.supervision.mixer import Mixer
 from alltokens.supervision.step import Parts, Supervision
 from alltokens.version import __version__
@@ -59,6 +60,7 @@ __all__ = [
     "geometry",
     "load_weights",
     "mix_images",
+    "show",
     "smooth_one_hot",
     "soft_cross_entropy",
     "supported_models",

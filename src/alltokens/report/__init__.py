@@ -1,0 +1,5 @@
+"""Ring 3: pictures of what labels, mixes and models do, and the pages that hold them.
+
+`figures` are the drawing functions: data in, a matplotlib Figure out, no global state. `style` holds colours and the
+few things that all drawings share, `show` finds the right drawing for a value (public as `alltokens.show`).
+"""
