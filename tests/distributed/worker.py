@@ -38,18 +38,18 @@ def sharded(config: RunConfig) -> RunConfig:
 
 def stop_and_resume(config, run_dir: Path) -> None:
     """One rank alone is asked to stop; both must, at the same update, and go on together."""
-    original = Trainer._update
+    original = Trainer.update
 
     def interrupted(self, micro_batches):
         if self.position.update == 7 and self.runtime.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, micro_batches)
 
-    Trainer._update = interrupted
+    Trainer.update = interrupted
     with pytest.raises(TrainingStopped) as stopped:
         train(config, run_dir=run_dir, quiet=True)
     assert stopped.value.signal == signal.SIGTERM
-    Trainer._update = original
+    Trainer.update = original
     resume(run_dir, quiet=True)
 
 

@@ -40,14 +40,14 @@ def assert_same_run(one: Path, other: Path):
 
 def stop_at(monkeypatch, update: int, number: int) -> None:
     """Send this process a real signal in the middle of `update`."""
-    original = Trainer._update
+    original = Trainer.update
 
     def interrupted(self, micro_batches):
         if self.position.update + 1 == update:
             os.kill(os.getpid(), number)
         return original(self, micro_batches)
 
-    monkeypatch.setattr(Trainer, "_update", interrupted)
+    monkeypatch.setattr(Trainer, "update", interrupted)
 
 
 VARIANTS = {
@@ -82,7 +82,7 @@ def test_killed_without_warning_goes_on_from_the_last_checkpoint(tmp_path, monke
     """Updates after the last checkpoint are done again; their lines are not written twice."""
     config = tiny_config()
     train(config, run_dir=tmp_path / "straight", quiet=True)
-    original = Trainer._update
+    original = Trainer.update
 
     def killed(self, micro_batches):
         if self.position.update == 16:
@@ -90,7 +90,7 @@ def test_killed_without_warning_goes_on_from_the_last_checkpoint(tmp_path, monke
         return original(self, micro_batches)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_update", killed)
+        patch.setattr(Trainer, "update", killed)
         train(config, run_dir=tmp_path / "killed", quiet=True)
     resume(tmp_path / "killed", quiet=True)
     assert_same_run(tmp_path / "straight", tmp_path / "killed")

@@ -70,13 +70,13 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, monkeypatch):
-    original = Trainer._update
+    original = Trainer.update
 
     def poisoned(self, micro_batches):
         loss = original(self, micro_batches)
         return loss * float("nan") if self.position.update + 1 == 9 else loss
 
-    monkeypatch.setattr(Trainer, "_update", poisoned)
+    monkeypatch.setattr(Trainer, "update", poisoned)
     with pytest.raises(TrainingFailed, match=r"the loss is nan at update 9 \(epoch 2\)"):
         train(tiny_config(), run_dir=tmp_path / "run", quiet=True)
     from alltokens.engine import checkpoint
@@ -90,7 +90,7 @@ def test_out_of_memory_names_the_batch_and_three_settings(tmp_path, monkeypatch)
     def full(self, micro_batches):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Trainer, "_update", full)
+    monkeypatch.setattr(Trainer, "update", full)
     with pytest.raises(TrainingFailed, match=r"16 pictures of 32 px.*accumulate.*bf16.*checkpoint_activations"):
         train(tiny_config(), run_dir=tmp_path / "run", quiet=True)
 

@@ -38,18 +38,35 @@ class Row:
     peak_at_most: float | None
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+@dataclass(frozen=True)
+class TrainRow(Row):
+    """A training step beside what the device could do: its own speed at a large matrix product."""
+
+    gmacs: float  # of one picture's forward; forward and backward are counted as three of it
+    tflops: float  # that the step does in a second
+    matmul_tflops: float  # that the product does, same precision, same run
+    matmul_share: float
+
+
+def columns(kind: type[Row]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+COLUMNS = columns(Row)
 
 
 def show(rows: Sequence[Row]) -> None:
     """The table for people; the device stands above it."""
     for device, version in dict.fromkeys((row.device, row.torch) for row in rows):
-        print(f"on {device}, torch {version}; median (quartiles) of a step; ratio to the first arm, round by round\n")
-    names = "model,px,batch,,mode,arm,step ms,,pictures/s,ratio,,at most,peak MiB,ratio,at most"
-    table(names.split(","), [_cells(row) for row in rows], numbers=(1, 2, 6, 8, 9, 11, 12, 13, 14))
+        print(f"on {device}, torch {version}; median (quartiles) of a step; ratio to the first arm, round by round")
+    for speed in dict.fromkeys(row.matmul_tflops for row in rows if isinstance(row, TrainRow)):
+        print(f"the device's speed at a large matrix product: {speed:,.3g} TFLOP/s")
+    print()
+    names = "model,px,batch,,mode,arm,step ms,,pictures/s,ratio,,at most,peak MiB,ratio,at most,of matmul"
+    table(names.split(","), [_cells(row) for row in rows], numbers=(1, 2, 6, 8, 9, 11, 12, 13, 14, 15))
 
 
-def check_file(file: str | None) -> None:
+def check_file(file: str | None, kind: type[Row] = Row) -> None:
     """Say before a long measurement, not after it, that its result could not be written."""
     if file is None:
         return
@@ -59,7 +76,7 @@ def check_file(file: str | None) -> None:
     if path.suffix == ".csv" and path.is_file() and path.stat().st_size:
         with path.open(encoding="utf-8", newline="") as opened:
             header = next(csv.reader(opened), [])
-        if tuple(header) != COLUMNS:
+        if tuple(header) != columns(kind):
             raise UserError(f"{file} has other columns than a bench writes; give another file")
 
 
@@ -68,7 +85,7 @@ def append_csv(rows: Sequence[Row], file: str) -> None:
     path = Path(file)
     new = not path.is_file() or not path.stat().st_size
     with path.open("a", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(opened, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(opened, columns(type(rows[0])), lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerows({name: _rounded(value) for name, value in asdict(row).items()} for row in rows)
@@ -99,4 +116,5 @@ def _cells(row: Row) -> tuple[str, ...]:
         "-" if row.peak_mib is None else f"{row.peak_mib:,.0f}",
         "" if row.peak_ratio is None else f"{row.peak_ratio:.3f}",
         "" if row.peak_at_most is None else f"{row.peak_at_most:.2f}",
+        f"{row.matmul_share:.1%}" if isinstance(row, TrainRow) else "",
     )

@@ -102,14 +102,14 @@ def bench_tl_align(
 
 def _arms(name: str, batch: int, mode: str, device: torch.device) -> dict[str, Callable[[], Step]]:
     def plain() -> Step:
-        return _training_step(Supervision(_net(name, device), mixer=_mixer(), smoothing=SMOOTHING), *setting)
+        return training_step(Supervision(fused_net(name, device), mixer=_mixer(), smoothing=SMOOTHING), *setting)
 
     def aligned() -> Step:
-        net = _net(name, device)
-        return _training_step(Supervision(net, mixer=_mixer(), follower="tl_align", smoothing=SMOOTHING), *setting)
+        net = fused_net(name, device)
+        return training_step(Supervision(net, mixer=_mixer(), follower="tl_align", smoothing=SMOOTHING), *setting)
 
     def published() -> Step:
-        return _training_step(PublishedStep(_net(name, device), _mixer(), SMOOTHING), *setting)
+        return training_step(PublishedStep(fused_net(name, device), _mixer(), SMOOTHING), *setting)
 
     setting = batch, mode, device
     arms = {PLAIN: plain, ALIGNED: aligned}
@@ -120,7 +120,7 @@ def _mixer() -> Mixer:
     return Mixer("cutmix", patch_size=16)
 
 
-def _net(name: str, device: torch.device) -> nn.Module:
+def fused_net(name: str, device: torch.device) -> nn.Module:
     """The same weights in every arm; attention fused wherever timm can (Swin's is not by default)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -131,7 +131,7 @@ def _net(name: str, device: torch.device) -> nn.Module:
     return net.to(device).train()
 
 
-def _training_step(module: nn.Module, batch: int, mode: str, device: torch.device) -> Step:
+def training_step(module: nn.Module, batch: int, mode: str, device: torch.device) -> Step:
     net: Any = module.net
     generator = torch.Generator().manual_seed(0)
     size = net.pretrained_cfg["input_size"]

@@ -47,7 +47,7 @@ def tl_align(words: Sequence[str]) -> int:
     command = read(TLAlignCommand(), words, program)
     modes = [mode for mode, asked in (("eager", command.eager), ("compiled", command.compile)) if asked]
 
-    def rows(progress: Callable[[str], None]) -> list[Row]:
+    def rows(progress: Callable[[str], None]) -> Sequence[Row]:
         from alltokens.bench.tl_align import bench_tl_align
 
         return bench_tl_align(
@@ -62,12 +62,97 @@ def tl_align(words: Sequence[str]) -> int:
     return _measure(rows, command.csv, command.json)
 
 
-def _measure(bench: Callable[[Callable[[str], None]], list[Row]], csv: str | None, json: str | None) -> int:
+@dataclass(frozen=True)
+class TrainCommand:
+    models: tuple[str, ...] = ()
+    """timm models; the default is a handful of common ones (on a CPU: DeiT-Tiny)."""
+    batch: int | None = None
+    """Pictures in a step; the default goes with the model and the device."""
+    rounds: int | None = None
+    """How often eager and compiled are timed, in turn: the default is 12 (on a CPU what a minute gives)."""
+    eager: Switch = False
+    """Measure without torch.compile only."""
+    compile: Switch = False
+    """Measure with torch.compile only; the default is both on a GPU, eager on a CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    csv: Annotated[str | None, shown_as("FILE")] = None
+    """Append the rows to this file."""
+    json: Annotated[str | None, shown_as("FILE")] = None
+    """Write the rows to this file."""
+
+
+def train(words: Sequence[str]) -> int:
+    program = f"{PROGRAM} train"
+    if asks_for_help(words):
+        show_help(TrainCommand(), program, "How fast models train here, and how much of the device that uses.")
+        return 0
+    command = read(TrainCommand(), words, program)
+    modes = [mode for mode, asked in (("eager", command.eager), ("compiled", command.compile)) if asked]
+    from alltokens.bench.results import TrainRow
+
+    def rows(progress: Callable[[str], None]) -> Sequence[Row]:
+        from alltokens.bench.train import bench_train
+
+        return bench_train(
+            command.models,
+            batch=command.batch,
+            rounds=command.rounds,
+            modes=modes or None,
+            device=_device(command.device),
+            progress=progress,
+        )
+
+    return _measure(rows, command.csv, command.json, TrainRow)
+
+
+@dataclass(frozen=True)
+class DataCommand:
+    data: Annotated[str | None, shown_as("DIR")] = None
+    """The pictures; without it scenes are drawn."""
+    rounds: int | None = None
+    """How often the arms are timed, in turn; the default is 15."""
+    eager: Switch = False
+    """Do not compile the training step that the device cache feeds."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """cpu: transform and loader on one core; cuda: the device cache, too."""
+    csv: Annotated[str | None, shown_as("FILE")] = None
+    """Append the rows to this file."""
+    json: Annotated[str | None, shown_as("FILE")] = None
+    """Write the rows to this file."""
+
+
+def data(words: Sequence[str]) -> int:
+    program = f"{PROGRAM} data"
+    if asks_for_help(words):
+        show_help(DataCommand(), program, "Whether the pictures keep up: beside timm, and beside one fixed batch.")
+        return 0
+    command = read(DataCommand(), words, program)
+
+    def rows(progress: Callable[[str], None]) -> Sequence[Row]:
+        from alltokens.bench.data import bench_data
+
+        return bench_data(
+            command.data,
+            rounds=command.rounds,
+            compiled=not command.eager,
+            device=_device(command.device),
+            progress=progress,
+        )
+
+    return _measure(rows, command.csv, command.json)
+
+
+def _measure(
+    bench: Callable[[Callable[[str], None]], Sequence[Row]],
+    csv: str | None,
+    json: str | None,
+    kind: type[Row] | None = None,
+) -> int:
     """Run a bench, show its rows, and write the files that were asked for."""
-    from alltokens.bench.results import append_csv, check_file, show, write_json
+    from alltokens.bench.results import Row, append_csv, check_file, show, write_json
 
     for file in (csv, json):
-        check_file(file)
+        check_file(file, kind or Row)
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status("starting") as status:
@@ -96,6 +181,8 @@ class Bench(NamedTuple):
 
 
 BENCHES = {
+    "train": Bench("training steps of named models, beside the device's own speed", train),
+    "data": Bench("transform and loader beside timm's; the device cache beside a fixed batch", data),
     "tl_align": Bench("a CutMix step beside a TL-Align step and TL-Align as published", tl_align),
 }
 

@@ -86,11 +86,9 @@ class MixPlan:
         return (rows @ self.mask @ columns.T).clamp(0, 1).expand(len(self.partner), *grid)
 
     def to(self, device: torch.device | str) -> MixPlan:
-        return replace(
-            self,
-            partner=self.partner.to(device, non_blocking=True),
-            mask=self.mask.to(device, non_blocking=True),
-        )
+        """On `device`; the host does not wait for what the device still has to do."""
+        device = torch.device(device)
+        return replace(self, partner=_sent(self.partner, device), mask=_sent(self.mask, device))
 
     def then(self, other: MixPlan) -> MixPlan:
         """The one plan that does what mixing by `self` and then mixing the results by `other` does.
@@ -114,6 +112,13 @@ class MixPlan:
 def flipped_partner(batch: int, device: torch.device | str | None = None) -> Tensor:
     """(B,): sample i is mixed with sample B-1-i, as timm and the published programs do (FACTS section 1)."""
     return torch.arange(batch - 1, -1, -1, device=device)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Out of plain memory more than a few kilobytes would wait: the driver copies them behind all that is queued."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _overlap(size: int, parts: int, like: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class CachedPictures:
         """The pictures with these indices (B,), which are on the CPU."""
         chosen = torch.as_tensor(indices)
         there = chosen.to(self.pictures.device, non_blocking=True)
-        keys = tuple(self.keys[int(index)] for index in chosen)
+        keys = tuple(self.keys[index] for index in chosen.tolist())
         return CachedBatch(self.pictures[there], self.sizes[chosen], self.labels[there], keys)
 
 
@@ -166,12 +166,12 @@ def cache_pictures(
         done = end
         if progress:
             progress(done, len(source))
-    keys = source.keys
+    keys = list(source.keys)  # unpacked: some hundreds of them are looked up for every batch
     labels[list(trouble)] = IGNORED
     if trouble and on_bad_picture == "skip":
         kept = torch.tensor([index for index in range(len(source)) if index not in trouble])
         pictures, sizes, labels = pictures[kept.to(device)], sizes[kept], labels[kept]
-        keys = [source.keys[int(index)] for index in kept]
+        keys = [keys[index] for index in kept.tolist()]
     return CachedPictures(pictures, sizes, labels.to(device), keys, source.class_names, tuple(trouble.values()))
 
 

@@ -11,8 +11,14 @@ from torch import nn
 from alltokens.engine.config import OptimizerConfig
 from alltokens.errors import UserError
 
+# torch's own that have one kernel for all weights; on a GPU the others keep the host busy for as long as a small step.
+_FUSED = ("adam", "adamw", "sgd")
 
-def build_optimizer(net: nn.Module, config: OptimizerConfig, peak: float) -> torch.optim.Optimizer:
+
+def build_optimizer(
+    net: nn.Module, config: OptimizerConfig, peak: float, device: torch.device | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer of a network that is, or will be, on `device`."""
     if config.layer_decay is not None and not hasattr(net, "group_matcher"):
         raise UserError(f"optimizer.layer_decay needs a model that names its layers; {type(net).__name__} does not")
     info = get_optimizer_info(config.name.lower())
@@ -22,6 +28,8 @@ def build_optimizer(net: nn.Module, config: OptimizerConfig, peak: float) -> tor
             raise UserError(f"the optimizer {config.name!r} does not take these settings: optimizer.{name}")
         if value is not None:
             further[name] = value
+    if device is not None and device.type == "cuda" and config.name.lower() in _FUSED:
+        further["fused"] = True
     try:
         return create_optimizer_v2(
             net,

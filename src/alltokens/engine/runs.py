@@ -52,7 +52,7 @@ def train(
     chosen = run_dir or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(Path(runtime.agree(str(chosen))))
     feed = open_feed(config, runtime)
-    step, optimizer, generator = _prepare(config, runtime, feed, weights_from)
+    step, optimizer, generator = prepare(config, runtime, feed, weights_from)
     if runtime.is_main:
         folder.create(config, recipe, command)
     runtime.wait()
@@ -76,7 +76,7 @@ def resume(
     runtime = start_runtime(own.train, own.log.trackers, str(run_dir))
     folder = RunFolder(run_dir)
     feed = open_feed(own, runtime)
-    step, optimizer, generator = _prepare(own, runtime, feed, weights_from=None)
+    step, optimizer, generator = prepare(own, runtime, feed, weights_from=None)
     if runtime.is_main:
         folder.lock()
     trainer = Trainer(own, runtime, folder, feed, step, optimizer, generator)
@@ -89,7 +89,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     checks.check(config)
     runtime = start_runtime(config.train)
     feed = open_feed(config, runtime)
-    step, optimizer, generator = _prepare(config, runtime, feed, weights_from)
+    step, optimizer, generator = prepare(config, runtime, feed, weights_from)
     batches = feed.batches(0, 0)
     step.train()
     times, first_loss, lines = [], float("nan"), []
@@ -130,7 +130,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     )
 
 
-def _prepare(
+def prepare(
     config: RunConfig, runtime: Runtime, feed: Feed, weights_from: str | None
 ) -> tuple[nn.Module, Any, torch.Generator]:
     """Network, step and optimizer on their device, wrapped for the processes at hand; and this rank's generator."""
@@ -144,7 +144,8 @@ def _prepare(
         cast(Any, net).set_grad_checkpointing(True)
     if config.train.channels_last:
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = build_optimizer(net, config.optimizer, peak_rate(config.optimizer, config.train.batch_size))
+    peak = peak_rate(config.optimizer, config.train.batch_size)
+    optimizer = build_optimizer(net, config.optimizer, peak, runtime.device)
     step = build_step(net, config, feed.num_classes)
     step, optimizer = runtime.accelerator.prepare(step, optimizer)
     torch.manual_seed(config.train.seed + runtime.rank)  # stochastic depth differs between processes

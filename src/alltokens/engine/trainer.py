@@ -98,7 +98,7 @@ class Trainer:
                 at.epoch + done / feed.updates_per_epoch, self.peak, self.config.train.epochs, self.config.schedule
             )
             set_learning_rate(self.optimizer, rate)
-            self._window.append(self._update(micro_batches))
+            self._window.append(self.update(micro_batches))
             at.batch += len(micro_batches)
             at.update += 1
             if at.update % self.config.log.every_steps == 0 or done + 1 == feed.updates_per_epoch:
@@ -112,7 +112,7 @@ class Trainer:
                 self._log_window(progress, rate)
                 self.save(self.folder.last_checkpoint)
 
-    def _update(self, micro_batches: list[Sample]) -> Tensor:
+    def update(self, micro_batches: list[Sample]) -> Tensor:
         """One optimizer step on one or more batches; returns their mean loss, on the device."""
         accelerator = self.runtime.accelerator
         total = torch.zeros((), device=self.runtime.device)
