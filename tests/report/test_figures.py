@@ -253,9 +253,9 @@ def test_show_of_an_aligner_draws_its_layers():
 
 
 def test_show_says_what_it_can_draw():
-    with pytest.raises(at.UserError, match="cannot draw a dict.*MixPlan"):
+    with pytest.raises(at.UserError, match=r"cannot draw a dict.*MixPlan"):
         at.show({})
-    with pytest.raises(at.UserError, match=r"tensor of shape \(2, 5\)|cannot draw"):
+    with pytest.raises(at.UserError, match=r"tensor of shape \(1, 2, 5\)"):
         at.show(torch.rand(1, 2, 5))
 
 

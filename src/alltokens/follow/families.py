@@ -76,6 +76,11 @@ def find_route(model: nn.Module, follower: str) -> Route:
     return route
 
 
+def followed_model(model: nn.Module) -> nn.Module:
+    """The model of a known family that `model` is, or wraps."""
+    return _find(model)[0]
+
+
 def follower_support(model: nn.Module | type[nn.Module] | str) -> tuple[str, ...]:
     """The followers that work with a model, a class of models, or a timm name.
 

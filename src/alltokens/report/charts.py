@@ -55,13 +55,12 @@ def presence(values: Sequence[Tensor], *, columns: int = 6, title: str = "") -> 
     figure, axes = tiles(-(-len(values) // columns), columns, side=1.15, beside=0.9)
     maps = [value.detach().float().cpu().numpy() for value in values]
     reach = max(1.0, *(float(np.abs(np.log2(np.maximum(one, 1 / 16))).max()) for one in maps))
-    drawn = None
     for layer, (cell, one) in enumerate(zip(axes.flat, maps, strict=False), 1):
         logs = np.log2(np.maximum(one, 1 / 16))
-        drawn = cell.imshow(logs, cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest", extent=UNIT)
+        cell.imshow(logs, cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest", extent=UNIT)
         put_title(cell, f"layer {layer}")
     ticks = range(-int(reach), int(reach) + 1)
-    bar = figure.colorbar(drawn, ax=axes, ticks=list(ticks), shrink=0.8, aspect=25)
+    bar = figure.colorbar(axes[0, 0].images[0], ax=axes, ticks=list(ticks), shrink=0.8, aspect=25)
     bar.ax.set_yticklabels([f"{2**tick:g}\u00d7" if tick >= 0 else f"1/{2**-tick}" for tick in ticks])
     plain_bar(bar, "presence")
     if title:

@@ -128,15 +128,14 @@ def mix(
     count = min(most, len(images))
     figure, axes = tiles(count, 5, titles=2, beside=0.8)
     called = _filled(names, len(images))
-    drawn = None
     for row in range(count):
         partner = int(plan.partner[row])
         put_picture(axes[row, 0], images[row], _titled("own", called[row]), **colours)
         put_picture(axes[row, 1], images[partner], _titled("partner", called[partner]), **colours)
         put_picture(axes[row, 2], mixed[row], "mixed", **colours)
         put_shares(axes[row, 3], before[row], f"labels at the input\npartner {plan.share[row]:.0%}")
-        drawn = put_shares(axes[row, 4], after[row], f"after the last block\npartner {share[row]:.0%}")
-    _share_bar(figure, drawn, axes[:, 3:])
+        put_shares(axes[row, 4], after[row], f"after the last block\npartner {share[row]:.0%}")
+    _share_bar(figure, axes[:, 3:])
     return figure
 
 
@@ -158,11 +157,10 @@ def plan(plan: MixPlan, *, grid: tuple[int, int] | None = None, most: int = 6) -
     maps = plan.mask if grid is None else plan.token_share(grid)[: len(plan.mask)]
     count = min(most, len(maps))
     figure, axes = tiles(1, count, titles=2, beside=0.8)
-    drawn = None
     for index in range(count):
         whose = f"sample {index}, partner {int(plan.partner[index])}" if len(maps) > 1 else "whole batch"
-        drawn = put_shares(axes[0, index], maps[index], f"{whose}\npartner {maps[index].mean():.0%}")
-    _share_bar(figure, drawn, axes)
+        put_shares(axes[0, index], maps[index], f"{whose}\npartner {maps[index].mean():.0%}")
+    _share_bar(figure, axes)
     return figure
 
 
@@ -174,7 +172,7 @@ def _titled(role: str, name: str) -> str:
     return f"{role}\n{name}" if name else role
 
 
-def _share_bar(figure: Drawing, drawn: Any, axes: Any) -> None:
-    bar = figure.colorbar(drawn, ax=axes, ticks=[0, 0.5, 1], shrink=min(1.0, 3 / len(axes)), aspect=20)
+def _share_bar(figure: Drawing, axes: Any) -> None:
+    bar = figure.colorbar(axes[0, -1].images[0], ax=axes, ticks=[0, 0.5, 1], shrink=min(1.0, 3 / len(axes)), aspect=20)
     bar.ax.set_yticklabels(["own", "half", "partner"])
     plain_bar(bar, "")

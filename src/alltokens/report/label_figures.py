@@ -99,17 +99,15 @@ def token_labels(
     index[ids < 0] = len(named) + 1
     columns = 3 if len(images) else 2
     figure, axes = tiles(len(ids), columns, beside=2.2)
-    drawn: Any = None
     for row in range(len(ids)):
         if len(images):
             put_picture(axes[row, 0], images[row], "picture", **colours)
         axes[row, -2].imshow(palette[index[row].numpy()], interpolation="nearest", extent=UNIT)
         put_title(axes[row, -2], "first class")
-        drawn = axes[row, -1].imshow(
-            probabilities[row].numpy(), cmap=HEAT, vmin=0, vmax=1, interpolation="nearest", extent=UNIT
-        )
+        sure = probabilities[row].numpy()
+        axes[row, -1].imshow(sure, cmap=HEAT, vmin=0, vmax=1, interpolation="nearest", extent=UNIT)
         put_title(axes[row, -1], "its probability")
-    plain_bar(figure.colorbar(drawn, ax=axes, shrink=min(1.0, 1.5 / len(ids)), aspect=18), "")
+    plain_bar(figure.colorbar(axes[0, -1].images[0], ax=axes, shrink=min(1.0, 1.5 / len(ids)), aspect=18), "")
     labels = [class_name(one, names) for one in named]
     others = len(found) - len(named)
     labels += [f"{others} other{'s' if others > 1 else ''}"] if others else []

@@ -118,13 +118,11 @@ def put_heat(axes: Axes, picture: Picture, heat: Tensor, title: str = "", **opti
     put_title(axes, title)
 
 
-def put_shares(axes: Axes, shares: Tensor, title: str = "") -> Any:
+def put_shares(axes: Axes, shares: Tensor, title: str = "") -> None:
     """The partner's share of every token (h, w), one square each."""
-    drawn = axes.imshow(
-        shares.detach().float().cpu().numpy(), cmap=SHARES, vmin=0, vmax=1, interpolation="nearest", extent=UNIT
-    )
+    values = shares.detach().float().cpu().numpy()
+    axes.imshow(values, cmap=SHARES, vmin=0, vmax=1, interpolation="nearest", extent=UNIT)
     put_title(axes, title)
-    return drawn
 
 
 def new_chart(figure: Drawing, title: str, across: str, up: str) -> Any:
