@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check format losses clean
+.PHONY: demo test browser check format losses clean
 
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "alltokens needs Python >= 3.11, this is " + sys.version)'
@@ -18,6 +18,13 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then $(MAKE) --no-print-directory browser; \
+	else echo "left out: the browser tests, for want of chromium and chromedriver"; fi
+endif
+
+browser: $(VENV)/installed
+	$(BIN)/python -m pytest -m browser tests/browser
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

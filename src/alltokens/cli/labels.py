@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ class InspectCommand:
     """Which part of them."""
     disagreements: int = 10
     """How many pictures to list whose map and folder disagree, the surest first."""
+    page: Annotated[str | None, shown_as("FILE")] = None
+    """Write an HTML page of pictures under their maps; it wants --data."""
+    pictures: int = 300
+    """How many pictures the page shows: the most remarkable ones, and some others."""
     json: Switch = False
     """Print JSON instead of a table."""
 
@@ -83,6 +88,8 @@ def inspect(words: Sequence[str]) -> int:
     from alltokens.labels.inspect import summarise
 
     store = _open(command.store, "inspect")
+    if command.page is not None and command.data is None:
+        raise UserError("--page shows pictures: say where they are with --data DIR")
     source = _pictures(command.data, command.split, store.manifest.class_names)
     labels = None if source is None else dict(zip(source.keys, source.labels.tolist(), strict=True))
     with _bar("reading") as progress:
@@ -91,7 +98,18 @@ def inspect(words: Sequence[str]) -> int:
         print(json.dumps(_as_json(store, summary), indent=2))
     else:
         _show(store, summary)
+    if command.page is not None and source is not None:
+        _write_page(store, source, command.page, command.pictures)
     return 0
+
+
+def _write_page(store: LabelStore, source: PictureSource, file: str, pictures: int) -> None:
+    from alltokens.report.label_page import write_label_page
+
+    with _bar("measuring") as progress:
+        page = write_label_page(store, source, file, pictures=pictures, progress=progress)
+    size = f"{page.bytes / 1e6:.1f} MB"
+    print(f"\nwrote {page.file}: {page.pictures:,} of {page.measured:,} pictures, {size}", file=sys.stderr)
 
 
 def verify(words: Sequence[str]) -> int:

@@ -55,10 +55,10 @@ def summarise(
     sums = torch.zeros(4, dtype=torch.float64)  # kept mass, top probability, entropy, classes
     agreeing = labelled = done = 0
     wrong: list[Disagreement] = []
-    for keys in _batches(store.keys(), batch_size):
+    for keys in batches(store.keys(), batch_size):
         maps = store.read(keys)
         probabilities, mass = cell_probabilities(maps)
-        entropy = _entropy(probabilities, mass, classes)
+        entropy = cell_entropy(probabilities, mass, classes)
         first = maps.ids.gather(1, probabilities.argmax(1, keepdim=True)).flatten(1).sort(dim=1).values  # (B, c)
         different = 1 + (first[:, 1:] != first[:, :-1]).sum(1)
         means = (mass, probabilities.amax(1), entropy)
@@ -113,13 +113,15 @@ def picture_probabilities(ids: Tensor, probabilities: Tensor, num_classes: int) 
     return nothing.scatter_add(1, ids.flatten(1).long(), probabilities.flatten(1)) / cells
 
 
-def _entropy(probabilities: Tensor, mass: Tensor, num_classes: int) -> Tensor:
+def cell_entropy(probabilities: Tensor, mass: Tensor, num_classes: int) -> Tensor:
+    """(B, h, w), in nats; what is not kept counts as spread evenly over the other classes."""
     kept = torch.special.entr(probabilities).sum(1)  # -p log p
     others = num_classes - probabilities.shape[1]
     missing = (1 - mass).clamp(min=0)
     return kept + (torch.special.entr(missing) + missing * math.log(others) if others else 0)
 
 
-def _batches(keys: Iterator[str], size: int) -> Iterator[list[str]]:
+def batches(keys: Iterator[str], size: int) -> Iterator[list[str]]:
+    """Lists of `size` keys, the last one perhaps shorter."""
     while some := list(islice(keys, size)):
         yield some
