@@ -148,13 +148,17 @@ class EvalTransform:
 
     def __call__(self, picture: Image.Image, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """`generator` is taken so that both transforms are called alike; nothing is drawn."""
+        left, top, width, height = self.box(picture.size)
+        across, down = picture.size
+        matrix = geometry.crop(left / across, top / down, width / across, height / down)
+        return to_tensor(self.shown(picture), self._mean, self._std), matrix
+
+    def shown(self, picture: Image.Image) -> Image.Image:
+        """What the network sees, still a picture."""
         _check(picture)
         left, top, width, height = self.box(picture.size)
         box = (left, top, left + width, top + height)
-        shown = picture.resize((self.size[1], self.size[0]), _RESAMPLING[self.interpolation], box=box)
-        across, down = picture.size
-        matrix = geometry.crop(left / across, top / down, width / across, height / down)
-        return to_tensor(shown, self._mean, self._std), matrix
+        return picture.resize((self.size[1], self.size[0]), _RESAMPLING[self.interpolation], box=box)
 
     def box(self, source: tuple[int, int]) -> tuple[float, float, float, float]:
         """(width, height) of the source -> left, top, width, height of what is shown, in its pixels.

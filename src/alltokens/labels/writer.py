@@ -74,11 +74,14 @@ class LabelWriter:
         """The keys whose maps lay in whole shards when this writer was made."""
         return self._done.keys()
 
+    def were_done(self, keys: Sequence[str]) -> list[bool]:
+        """Whether each key's map lay in a whole shard when this writer was made."""
+        return (self._done.find(keys) >= 0).tolist()
+
     def remaining(self, keys: Iterable[str]) -> list[str]:
         """Those of `keys` that have no map yet, in their order."""
         keys = list(keys)
-        places = self._done.find(keys)
-        return [key for key, place in zip(keys, places, strict=True) if place < 0 and key not in self._added]
+        return [key for key, done in zip(keys, self.were_done(keys), strict=True) if not (done or key in self._added)]
 
     def append(self, keys: Sequence[str], maps: LabelMap) -> None:
         """Add the maps (B, k, h, w) of B pictures. All are added, or none."""
@@ -98,10 +101,14 @@ class LabelWriter:
         while len(self._keys) >= self._shard_size:
             self._write_shard()
 
-    def close(self) -> None:
-        """Write what is left. The store is finished by `finish_store`, once all processes are here."""
+    def flush(self) -> None:
+        """Write what is left as a shard of its own, so that where shards end does not depend on what was added."""
         if self._keys:
             self._write_shard()
+
+    def close(self) -> None:
+        """Write what is left. The store is finished by `finish_store`, once all processes are here."""
+        self.flush()
         self._lock.close()
 
     def finish(self) -> LabelStore:
@@ -174,16 +181,21 @@ def _begin(path: Path, description: Description, rank: int) -> IO[str]:
     if not begun.exists():
         write_description(begun, description)
         return lock
-    there = read_description(begun)
-    changed = [
-        f"{item.name} {getattr(there, item.name)!r}, now {getattr(description, item.name)!r}"[:200]
-        for item in dataclasses.fields(Description)
-        if getattr(there, item.name) != getattr(description, item.name)
-    ]
+    changed = differences(read_description(begun), description)
     if changed:
         lock.close()
-        raise UserError(f"{path} was begun with {'; '.join(changed)}. Use the same settings, or another folder")
+        raise UserError(f"{path} was begun with {changed}. Use the same settings, or another folder")
     return lock
+
+
+def differences(there: Description, now: Description) -> str:
+    """What two descriptions say differently; empty if nothing."""
+    changed = [
+        f"{item.name} {getattr(there, item.name)!r}, now {getattr(now, item.name)!r}"[:200]
+        for item in dataclasses.fields(Description)
+        if getattr(there, item.name) != getattr(now, item.name)
+    ]
+    return "; ".join(changed)
 
 
 def _whole_shards(path: Path, description: Description) -> dict[str, Shard]:

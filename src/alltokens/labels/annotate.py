@@ -1,0 +1,336 @@
+"""Making the label maps of many pictures with an annotator, into a store.
+
+Shapes: B batch, S side of the picture in pixels (one for each scale), k kept labels, h and w cells of a map.
+
+Loading, labelling and writing overlap: workers decode ahead, batches are copied to the device beside the computation,
+only the kept labels come back, and a thread of its own waits for them and writes. A folder of whole shards is all the
+state there is (see `writer.py`): whoever is started again goes on after them, to the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from alltokens.data.loader import default_workers
+from alltokens.data.picture_source import PictureSource
+from alltokens.data.pictures import MAX_PIXELS
+from alltokens.data.sources import open_source
+from alltokens.errors import UserError, unknown
+from alltokens.labels.annotator import PlaceScores, Preprocessing, create_annotator, weights_hash
+from alltokens.labels.class_map import AnnotatorClasses, ClassMap, resolve_class_map
+from alltokens.labels.labeller import PRECISIONS, Labeller, Precision
+from alltokens.labels.layout import Form
+from alltokens.labels.manifest import MANIFEST_NAME, Description, read_manifest
+from alltokens.labels.picture_batches import Batch, Picture, View, deal, read_source, read_stream
+from alltokens.labels.sink import Sink, read_failures, write_failures
+from alltokens.labels.store import LabelStore
+from alltokens.labels.writer import SHARD_SIZE, LabelWriter, differences, finish_store
+
+Progress = Callable[[int, int | None], None]
+
+
+def annotate(
+    model: nn.Module | str,
+    pictures: str | Path | PictureSource | Iterable[tuple[Picture, str]],
+    out: str | Path,
+    *,
+    split: str | None = None,
+    class_map: str | Mapping[str, Any] | None = None,
+    kept: int = 5,
+    image_size: int | None = None,
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+    official_center_crop: bool = False,
+    form: Form = "plain",
+    precision: Precision = "fp32",
+    batch_size: int = 64,
+    workers: int | None = None,
+    shard_size: int = SHARD_SIZE,
+    max_pixels: int = MAX_PIXELS,
+    preprocessing: Preprocessing | None = None,
+    annotator: str | None = None,
+    annotator_classes: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> LabelStore:
+    """A label map for every picture: the `kept` best classes at each place where `model` looks, and the tail.
+
+    model: any timm or alltokens classifier, on the device where it shall run, or a name (see `create_annotator`).
+    pictures: what `open_source` takes, or pairs of a picture (PIL, encoded bytes or a Path) and its key.
+    class_map: "auto" finds each class folder among the annotator's classes by name, WordNet id or English word; a
+        mapping says it (class -> the annotator's number or name, or several); "own" keeps the annotator's classes.
+        The default is auto where the pictures have classes.
+    image_size, scales, flip: what the annotator sees, by default its own size; raw scores are averaged over scales and
+        the mirrored picture. The map has the first scale's grid.
+    official_center_crop: show the middle of each picture only, as the published program does. For comparison: the maps
+        then do not cover what training takes them to cover.
+    preprocessing, annotator, annotator_classes: size and colours, name, and names of the classes, where the model
+        itself does not say, or says it wrong.
+    progress: called with how many pictures of this process are done, and of how many (None: not known).
+
+    Stopped at any moment, it goes on when it is called again in the same way. Pictures that cannot be read, and those
+    whose scores are not finite, are listed in failed.txt of the store (`read_failures`). Where torch.distributed is
+    initialised, all processes take part; everyone gets the store.
+    """
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    if batch_size < 1 or kept < 1 or (image_size is not None and image_size < 1):
+        raise UserError(f"batch_size, kept and image_size must be 1 or more, got {batch_size}, {kept}, {image_size}")
+    out, source = Path(out).expanduser(), _opened(pictures, split, class_map)
+    if isinstance(model, str):
+        annotator = annotator or model
+        model = create_annotator(model, image_size=image_size).to(_own_device())
+    described = preprocessing or Preprocessing.of(model)
+    classes = AnnotatorClasses.of(model, annotator_classes)
+    mapped = resolve_class_map(class_map, classes, source.class_names if isinstance(source, PictureSource) else ())
+    sizes = _sizes(model, image_size or described.image_size, scales)
+    view = View(sizes, described.interpolation, official_center_crop)
+    labeller = Labeller(
+        PlaceScores(model),
+        mapped,
+        mean=described.mean,
+        std=described.std,
+        kept=min(kept, len(mapped)),
+        flip=flip,
+        precision=precision,
+    ).to(_device_of(model))
+    with _evaluating(model), torch.inference_mode():
+        description = Description(
+            _probe(labeller, sizes),
+            labeller.kept,
+            len(mapped),
+            form=form,
+            class_names=mapped.names,
+            annotator=annotator or _name_of(model),
+            annotator_hash=weights_hash(model),
+            transform=_transform(view, described, flip, scales, precision, mapped),
+        )
+        if (out / MANIFEST_NAME).exists():
+            return _finished(out, description)
+        workers = default_workers(_local_processes()) if workers is None else workers
+        run = _Run(labeller, view, out, description, batch_size, max(1, shard_size // batch_size), workers, max_pixels)
+        return run(source, progress)
+
+
+class _Run:
+    """One process's part of an annotation, and the end that all processes make together."""
+
+    def __init__(
+        self,
+        labeller: Labeller,
+        view: View,
+        out: Path,
+        description: Description,
+        batch_size: int,
+        batches_per_shard: int,
+        workers: int,
+        max_pixels: int,
+    ) -> None:
+        self.labeller, self.view, self.out, self.description = labeller, view, out, description
+        self.batch_size, self.batches_per_shard = batch_size, batches_per_shard
+        self.workers, self.max_pixels = workers, max_pixels
+        self.rank, self.world = _processes()
+        self.device = _device_of(labeller)
+        self.seen = 0  # pictures of all processes
+        self.done = 0  # of this one
+
+    def __call__(self, source: PictureSource | Iterable[tuple[Picture, str]], progress: Progress | None) -> LabelStore:
+        total = self._share(len(source)) if isinstance(source, PictureSource) else None
+
+        def step(count: int) -> None:
+            self.done += count
+            if progress and count:
+                progress(self.done, total)
+
+        shard_size = self.batch_size * self.batches_per_shard
+        if self.rank > 0:
+            _wait()  # for the main process to have begun the folder
+        writer = LabelWriter(self.out, self.description, rank=self.rank, shard_size=shard_size)
+        if self.rank == 0:
+            _wait()
+        with writer, Sink(writer, self.batches_per_shard) as sink:
+            for batch in _on_device(self._batches(source, writer, step), self.device):
+                readable = [at for at, problem in enumerate(batch.problems) if not problem]
+                if readable:
+                    sink.put(batch, readable, self._labelled(batch))
+                else:
+                    sink.put(batch, readable, None)
+                step(len(batch.problems))
+        _wait()
+        return self._finish(sink.failed)
+
+    def _batches(self, source: Any, writer: LabelWriter, step: Callable[[int], None]) -> Iterator[Batch]:
+        whole = isinstance(source, PictureSource)
+        pairs = self._counted(zip(range(len(source)), source.keys, strict=True) if whole else source)
+        jobs = deal(pairs, self.batch_size, self.rank, self.world, writer.were_done, step)
+        pin = self.device.type == "cuda"
+        if whole:
+            return read_source(source, jobs, self.view, self.max_pixels, self.workers, pin)
+        return read_stream(jobs, self.view, self.max_pixels, self.workers, pin)
+
+    def _labelled(self, batch: Batch) -> Any:
+        try:
+            return self.labeller(batch.pictures)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"{len(batch.problems)} pictures at a time do not fit into the memory of {self.device}; take a smaller "
+                "batch_size (--batch-size). What is done stays done"
+            ) from None
+
+    def _finish(self, failed: dict[str, str]) -> LabelStore:
+        everyone = [failed]
+        if self.world > 1:
+            everyone = [{}] * self.world
+            dist.all_gather_object(everyone, failed)
+        failed = {key: reason for part in everyone for key, reason in part.items()}
+        if self.rank == 0:
+            if len(failed) == self.seen:
+                first = next(iter(failed.items()), None)
+                why = "there were none" if first is None else f"{first[0]}: {first[1]}"
+                raise UserError(f"not one of {self.seen} pictures could be annotated; the first: {why}")
+            write_failures(self.out, failed)
+            finish_store(self.out, self.seen - len(failed))
+        _wait()
+        return LabelStore.open(self.out)
+
+    def _counted(self, pairs: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
+        for pair in pairs:
+            self.seen += 1
+            yield pair
+
+    def _share(self, count: int) -> int:
+        """Pictures in the batches that are dealt to this process."""
+        starts = range(self.rank * self.batch_size, count, self.world * self.batch_size)
+        return sum(min(self.batch_size, count - start) for start in starts)
+
+
+def _on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches on the device; on a GPU the next one is copied while the present one is labelled."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    copying = torch.cuda.Stream(device)
+    ahead: Batch | None = None
+    for batch in batches:
+        with torch.cuda.stream(copying):
+            moved = batch._replace(pictures=tuple(part.to(device, non_blocking=True) for part in batch.pictures))
+        if ahead is not None:
+            yield ahead
+        torch.cuda.current_stream(device).wait_stream(copying)
+        for part in moved.pictures:
+            part.record_stream(torch.cuda.current_stream(device))
+        ahead = moved
+    if ahead is not None:
+        yield ahead
+
+
+def _opened(pictures: Any, split: str | None, class_map: object) -> PictureSource | Iterable[tuple[Picture, str]]:
+    if isinstance(pictures, str | Path):
+        return open_source(pictures, split, labelled=class_map != "own", allow_empty_classes=True)
+    if split is not None:
+        raise UserError("split chooses within a path; give it to open_source when you open the pictures yourself")
+    return pictures
+
+
+def _sizes(model: nn.Module, image_size: int, scales: Sequence[float]) -> tuple[int, ...]:
+    """The picture's side in every scale, in whole patches (or in steps of 32 pixels) where it is scaled."""
+    if not scales or min(scales) <= 0:
+        raise UserError(f"scales must be one positive number or several, got {tuple(scales)}")
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    step = 32 if patch is None else patch if isinstance(patch, int) else patch[0]
+    return tuple(image_size if scale == 1 else max(step, round(scale * image_size / step) * step) for scale in scales)
+
+
+def _probe(labeller: Labeller, sizes: Sequence[int]) -> tuple[int, int]:
+    """The grid of the maps; what cannot work is found out before anything is begun."""
+    grids: list[tuple[int, int]] = []
+    for size in sizes:
+        nothing = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=_device_of(labeller))
+        try:
+            grids.append(tuple(labeller.scores([nothing]).shape[2:]))  # type: ignore[arg-type]
+        except UserError:
+            raise
+        except (AssertionError, RuntimeError, ValueError) as error:
+            name, reason = type(labeller.places.model).__name__, (str(error) or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"this {name} cannot annotate pictures of {size} px: {reason}. Choose another image_size or scales; "
+                "timm's ViTs take several sizes when they are built with dynamic_img_size"
+            ) from None
+    return grids[0]
+
+
+def _transform(
+    view: View, described: Preprocessing, flip: bool, scales: Sequence[float], precision: str, classes: ClassMap
+) -> dict[str, Any]:
+    """For the manifest: how the annotator saw the pictures, numbers and text."""
+    return {
+        "picture": "center crop (official)" if view.center_crop else "squashed to a square",
+        "image_size": " ".join(map(str, view.sizes)),
+        "scales": " ".join(f"{scale:g}" for scale in scales),
+        "flip": "averaged" if flip else "off",
+        "interpolation": view.interpolation,
+        "mean": " ".join(f"{value:g}" for value in described.mean),
+        "std": " ".join(f"{value:g}" for value in described.std),
+        "precision": precision,
+        "classes": str(classes),
+    }
+
+
+def _finished(out: Path, description: Description) -> LabelStore:
+    """A store that was finished before, if it is of these settings."""
+    if changed := differences(read_manifest(out / MANIFEST_NAME), description):
+        raise UserError(f"{out} is a finished label store with {changed}. Choose another folder, or remove it first")
+    if _processes()[0] == 0:
+        finish_store(out)  # which sweeps what a kill at the last moment left
+    return LabelStore.open(out)
+
+
+def _name_of(model: nn.Module) -> str:
+    described: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    return described.get("architecture") or type(model).__name__
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode for a while; every module then gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def _own_device() -> torch.device:
+    there = torch.cuda.is_available()
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if there else torch.device("cpu")
+
+
+def _local_processes() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _processes() -> tuple[int, int]:
+    """(rank, world)"""
+    there = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if there else (0, 1)
+
+
+def _wait() -> None:
+    if _processes()[1] > 1:
+        dist.barrier()
+
+
+__all__ = ["annotate", "read_failures"]

@@ -1,0 +1,126 @@
+"""Where labels go from the device: a thread that waits for them and writes, so that the device never waits.
+
+Shapes: B batch, k kept labels, h and w cells of a map.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+
+from alltokens.core.label_maps import LabelMap
+from alltokens.labels.files import write_aside
+from alltokens.labels.labeller import TopLabels
+from alltokens.labels.picture_batches import Batch
+from alltokens.labels.writer import LabelWriter
+
+FAILED_NAME = "failed.txt"
+NOT_FINITE = "its scores are not finite numbers within float16"
+
+_AHEAD = 8  # batches that may wait for the disk
+
+
+class _Delivery(NamedTuple):
+    batch: Batch
+    readable: Sequence[int]
+    labels: TopLabels | None
+    arrived: torch.cuda.Event | None
+
+
+class Sink:
+    """Takes batches of labels, writes them in their order; one shard for every `batches_per_shard` batches.
+
+    `failed` says of each picture without a map why, once the sink is closed. As a context manager it writes all that
+    it was given, but after an exception nothing more than the shards that are whole.
+    """
+
+    def __init__(self, writer: LabelWriter, batches_per_shard: int) -> None:
+        self.failed: dict[str, str] = {}
+        self._writer, self._batches_per_shard = writer, batches_per_shard
+        self._shard = -1
+        self._waiting: queue.Queue[_Delivery | None] = queue.Queue(_AHEAD)
+        self._error: BaseException | None = None
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._work, name="label-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, batch: Batch, readable: Sequence[int], labels: TopLabels | None) -> None:
+        """Labels of a batch that were just asked for; returns before they are there."""
+        if self._error is not None:
+            raise self._error
+        arrived = None
+        if labels is not None and labels.ids.is_cuda:
+            there = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in labels]
+            for host, part in zip(there, labels, strict=True):
+                host.copy_(part, non_blocking=True)
+            labels, arrived = TopLabels(*there), torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream())
+        # The pictures stay behind: their memory is wanted for the next ones.
+        self._waiting.put(_Delivery(batch._replace(pictures=()), readable, labels, arrived))
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abandoned = kind is not None
+        self._waiting.put(None)
+        self._thread.join()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while (delivery := self._waiting.get()) is not None:
+            if self._error is not None or self._abandoned:
+                continue  # emptied, so that whoever fills it is not stuck
+            try:
+                self._write(delivery)
+            except BaseException as error:  # raised again where batches are put
+                self._error = error
+
+    def _write(self, delivery: _Delivery) -> None:
+        batch, readable, labels, arrived = delivery
+        shard = batch.job.number // self._batches_per_shard
+        if shard != self._shard:
+            self._writer.flush()
+            self._shard = shard
+        keys = batch.job.keys
+        for key, problem in zip(keys, batch.problems, strict=True):
+            if problem:
+                self.failed[key] = problem.rpartition(f"{key}: ")[2]
+        if labels is None:
+            return
+        if arrived is not None:
+            arrived.synchronize()
+        usable = [at for at in readable if bool(labels.usable[at])]
+        self.failed |= {keys[at]: NOT_FINITE for at in set(readable).difference(usable)}
+        if usable:
+            some = slice(None) if len(usable) == len(keys) else usable
+            maps = LabelMap(labels.ids[some], labels.scores[some], labels.tail[some])
+            self._writer.append([keys[at] for at in usable], maps)
+
+
+def write_failures(store: Path, failed: dict[str, str]) -> None:
+    """`failed.txt`: a line for each picture without a map, its key and why; no file if there are none."""
+    path = store / FAILED_NAME
+    if not failed:
+        path.unlink(missing_ok=True)
+        return
+    lines = [f"{key}\t{' '.join(reason.split())}\n" for key, reason in sorted(failed.items())]
+    write_aside(path, ["".join(lines).encode("utf-8", "surrogateescape")])
+
+
+def read_failures(store: str | Path) -> dict[str, str]:
+    """The pictures that got no map when a store was made, and why."""
+    path = Path(store) / FAILED_NAME
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    return {key: reason for key, _, reason in (line.partition("\t") for line in lines)}
