@@ -4,6 +4,7 @@ The names below are the public ones; everything else may move.
 """
 
 from alltokens.core import geometry
+from alltokens.core.label_maps import LabelMap
 from alltokens.core.losses import blend_targets, smooth_one_hot, soft_cross_entropy
 from alltokens.core.mixing import (
     draw_block_mix,
@@ -23,6 +24,8 @@ from alltokens.follow.area import Area
 from alltokens.follow.families import follower_support, supported_models
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
+from alltokens.labels.annotate import annotate
+from alltokens.labels.store import LabelStore
 from alltokens.models.token_output import TokenOutput
 from alltokens.models.weights import load_weights
 from alltokens.report.show import show
@@ -34,6 +37,8 @@ __all__ = [
     "Area",
     "DeviceAugment",
     "EvalTransform",
+    "LabelMap",
+    "LabelStore",
     "MixPlan",
     "Mixer",
     "Parts",
@@ -50,6 +55,7 @@ __all__ = [
     "UnsupportedModel",
     "UserError",
     "__version__",
+    "annotate",
     "blend_targets",
     "draw_block_mix",
     "draw_cutmix",
