@@ -4,7 +4,7 @@ The names below are the public ones; everything else may move.
 """
 
 from alltokens.core import geometry
-from alltokens.core.label_maps import LabelMap
+from alltokens.core.label_maps import LabelMap, sample_class_targets, sample_token_labels, sample_token_targets
 from alltokens.core.losses import blend_targets, smooth_one_hot, soft_cross_entropy
 from alltokens.core.mixing import (
     draw_block_mix,
@@ -15,6 +15,8 @@ from alltokens.core.mixing import (
     mix_images,
 )
 from alltokens.core.plan import MixPlan
+from alltokens.core.token_loss import TokenLabelLoss, blend_ground_truth
+from alltokens.core.token_targets import TokenTargets
 from alltokens.data.datasets import PictureDataset, Sample
 from alltokens.data.device_augment import DeviceAugment
 from alltokens.data.pictures import UnreadablePicture
@@ -26,10 +28,13 @@ from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
 from alltokens.labels.annotate import annotate
 from alltokens.labels.store import LabelStore
+from alltokens.models.token_classifier import TokenClassifier
 from alltokens.models.token_output import TokenOutput
 from alltokens.models.weights import load_weights
 from alltokens.report.show import show
+from alltokens.supervision.embedding import mix_embeddings
 from alltokens.supervision.mixer import Mixer
+from alltokens.supervision.source import Source
 from alltokens.supervision.step import Parts, Supervision
 from alltokens.version import __version__
 
@@ -44,9 +49,13 @@ __all__ = [
     "Parts",
     "PictureDataset",
     "Sample",
+    "Source",
     "Supervision",
     "TLAlign",
+    "TokenClassifier",
+    "TokenLabelLoss",
     "TokenOutput",
+    "TokenTargets",
     "TrainTransform",
     "TrainingFailed",
     "TrainingStopped",
@@ -56,6 +65,7 @@ __all__ = [
     "UserError",
     "__version__",
     "annotate",
+    "blend_ground_truth",
     "blend_targets",
     "draw_block_mix",
     "draw_cutmix",
@@ -65,7 +75,11 @@ __all__ = [
     "follower_support",
     "geometry",
     "load_weights",
+    "mix_embeddings",
     "mix_images",
+    "sample_class_targets",
+    "sample_token_labels",
+    "sample_token_targets",
     "show",
     "smooth_one_hot",
     "soft_cross_entropy",

@@ -358,7 +358,7 @@ def test_compiled_is_eager(tail, axes):
 
 
 def test_entries_do_not_depend_on_the_number_of_classes():
-    """What is stored of a token is C * k entries: 3 x 3 cells of 5 classes for ImageNet's 18x18 maps and 14x14 tokens."""
+    """What is stored of a token is C * k entries: 3 x 3 cells of 5 classes for 18x18 maps and 14x14 tokens."""
     targets = sample_token_targets(golden_maps("topk"), golden_matrices("coords_top_left_h_w"), (14, 14), 21843)
     assert targets.ids.shape == (4, 196, 45)
     assert all(tensor.device.type == "cpu" for tensor in targets.to("cpu")[:4])

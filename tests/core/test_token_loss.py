@@ -35,6 +35,13 @@ def random_targets(
     return sample_token_targets(maps, matrix, (3, 4), classes, smoothing, tail=tail)
 
 
+def followed_targets(batch: int = 3, tail: str = "zero", smoothing: float = 0.0) -> TokenTargets:
+    """The same after a box of the partner, moved about: with whole labels in common."""
+    shares = torch.rand(batch, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    plan = MixPlan.from_box(flipped_partner(batch), (1, 5, 2, 7), (8, 8))
+    return random_targets(batch, tail, smoothing=smoothing).follow(plan, shares, 7)
+
+
 def random_logits(*shape: int, seed: int = 1) -> Tensor:
     return (
         torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul_(3).requires_grad_()
@@ -43,7 +50,7 @@ def random_logits(*shape: int, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("case", golden_json("token_label_loss.json"), ids=lambda case: str(case["i"]))
 def test_published_losses_and_gradients(case):
-    """The published program mixes no token label, it un-mixes the tokens; here the labels are pasted where tokens are."""
+    """The published program mixes no token label, it un-mixes the tokens; here labels are pasted where tokens are."""
     stored, (top, left, bottom, right) = GOLDEN[case["target"]], case["box"]
     plan = MixPlan.from_box(flipped_partner(4), (top, bottom, left, right), (3, 5), "embedding")
     pasted = plan.token_share((3, 5)).flatten(1).unsqueeze(-1) > 0  # (B, N, 1)
@@ -81,9 +88,10 @@ def test_published_loss_of_one_label_per_picture():
 @pytest.mark.parametrize("batch", [1, 3])
 def test_sparse_is_dense_in_float64_with_gradients(batch, tail, smoothing):
     targets = random_targets(batch, tail, smoothing=smoothing)
+    wide = torch.rand(batch, 7, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     box = torch.tensor([[1, 5, 2, 7], [0, 0, 0, 0], [0, 8, 3, 4]])[:batch]
     mixed = targets.mix(MixPlan.from_box(flipped_partner(batch), box, (8, 8)))
-    for sparse in (targets, mixed):
+    for sparse in (targets, mixed, followed_targets(batch, tail, smoothing), TokenTargets.of_pictures(wide, (3, 4))):
         logits = random_logits(batch, 12, 7)
         got = token_loss(logits, sparse)
         want = token_loss(logits, sparse.dense(7), sparse.weight)
@@ -94,21 +102,23 @@ def test_sparse_is_dense_in_float64_with_gradients(batch, tail, smoothing):
 
 
 def test_gradients_are_those_of_finite_differences():
-    targets = random_targets(2, "true", smoothing=0.1)
+    targets = followed_targets(2, "true", smoothing=0.1)
     assert torch.autograd.gradcheck(lambda logits: token_loss(logits, targets), random_logits(2, 12, 7))
 
 
 def test_the_op_keeps_torchs_contract():
-    targets = random_targets(1)
-    arguments = (random_logits(12, 7), targets.ids[0], targets.probabilities[0], targets.rest[0])
+    targets = followed_targets(2)
+    assert targets.common is not None
+    arguments = (random_logits(2, 12, 7), *targets[:3], *targets.common)
     torch.library.opcheck(torch.ops.alltokens.sparse_cross_entropy.default, arguments)
 
 
-def test_rows_by_stretches_are_rows_at_once(monkeypatch):
-    targets, logits = random_targets(3), random_logits(3, 12, 7)
+@pytest.mark.parametrize("pictures", [1, 2])
+def test_pictures_by_stretches_are_pictures_at_once(monkeypatch, pictures):
+    targets, logits = followed_targets(3), random_logits(3, 12, 7)
     loss = token_loss(logits, targets)
     (gradient,) = torch.autograd.grad(loss, logits)
-    monkeypatch.setitem(kernel.LOGITS_AT_ONCE, "cpu", 5 * 7 + 3)
+    monkeypatch.setitem(kernel.LOGITS_AT_ONCE, "cpu", pictures * 12 * 7 + 3)
     by_stretches = token_loss(logits, targets)
     assert torch.equal(by_stretches, loss)
     assert torch.equal(torch.autograd.grad(by_stretches, logits)[0], gradient)
@@ -242,7 +252,7 @@ def test_backward_keeps_no_second_copy_of_the_logits():
 
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
         token_loss(logits, targets)
-    large = [tensor for tensor in kept if tensor.shape[-1:] == (7,)]
+    large = [tensor for tensor in kept if tensor.shape[-1:] == (7,) and tensor.numel()]
     assert {tensor.data_ptr() for tensor in large} == {logits.data_ptr()}
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from alltokens.core.label_maps import LabelMap
 from alltokens.data import loader as loader_module
 from alltokens.data.datasets import IGNORED, PictureDataset, Sample
 from alltokens.data.loader import cache_pictures, default_workers, device_batches, evaluation_loader, training_loader
@@ -190,15 +190,16 @@ def test_batches_on_the_device_are_those_of_the_sampler_and_resume(source: Pictu
     assert len({float(batch.image.frac()[0, 0, 0, 0]) for batch in whole}) == 5
 
 
-class Store:
-    def read(self, keys: Sequence[str]) -> tuple[Tensor]:
-        return (torch.tensor([len(key) for key in keys]),)
-
-
 def test_batches_on_the_device_take_label_maps(source: PictureSource) -> None:
     sampler = EpochSampler(COUNT, 3, seed=1)
-    batch = next(device_batches(cache_pictures(source, 4, workers=0), Augment(), sampler, Store()))
-    assert batch.maps[0].tolist() == [len(key) for key in batch.key]
+    cache = cache_pictures(source, 4, workers=0)
+    ids = torch.tensor([len(key) for key in cache.keys]).view(-1, 1, 1, 1)
+    batch = next(device_batches(cache, Augment(), sampler, LabelMap(ids, ids.half(), ids[:, 0] + 0.5)))
+    expected = torch.tensor([len(key) for key in batch.key]).view(-1, 1, 1, 1)
+    assert torch.equal(batch.maps.ids, expected)
+    assert torch.equal(batch.maps.scores, expected.half())
+    assert torch.equal(batch.maps.tail, expected[:, 0] + 0.5)
+    assert not next(device_batches(cache, Augment(), sampler, LabelMap(ids, ids.half()))).maps.has_tail
 
 
 def test_the_real_augmentation_takes_cached_batches(source: PictureSource) -> None:

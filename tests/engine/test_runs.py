@@ -184,12 +184,16 @@ def test_a_compiled_run_is_the_plain_run(tmp_path):
     assert results[0].scores.loss == pytest.approx(results[1].scores.loss, abs=1e-5)
 
 
-def test_layer_decay_scales_each_layers_rate(tmp_path):
+@pytest.mark.parametrize("dense", [False, True])
+def test_layer_decay_scales_each_layers_rate(tmp_path, dense):
     from alltokens.engine.assembly import build_net
     from alltokens.engine.optimizer import build_optimizer, set_learning_rate
 
-    config = tiny_config(optimizer={"layer_decay": 0.5})
-    optimizer = build_optimizer(build_net(config.model, 32, 10), config.optimizer, 1.0)
+    dense_loss = {"mixer": {"name": "none"}, "dense_weight": 0.5 * dense}
+    config = tiny_config(optimizer={"layer_decay": 0.5}, supervision=dense_loss)
+    net = build_net(config, 10)
+    assert hasattr(net, "aux_head") == dense  # a wrapper around timm's model: the same rules for the same weights
+    optimizer = build_optimizer(net, config.optimizer, 1.0)
     set_learning_rate(optimizer, 0.8)
     rates = {group["lr"] for group in optimizer.param_groups}
     assert rates == {0.8, 0.4, 0.2, 0.1}  # head, two blocks, embedding

@@ -147,3 +147,19 @@ def test_unknown_words_are_refused_with_the_nearest(net, options, message):
         at.Supervision(net, **options)
     with pytest.raises(at.UserError, match="num_classes"):
         at.Supervision(torch.nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("follower", ["area", "transmix", "tl_align"])
+@pytest.mark.parametrize("mixer", ["cutmix", "mixtoken"])
+def test_the_compiled_step_is_one_graph(net, mixer, follower):
+    """All but the drawing of the plan; a broken graph would be several times slower, and nothing would say so."""
+    ran = []
+
+    def counting(graph, examples):
+        return lambda *arguments: ran.append(len(examples)) or graph(*arguments)
+
+    compiled = torch.compile(at.Supervision(net, mixer=mixer, follower=follower), backend=counting)
+    for seed in range(3):
+        ran.clear()
+        compiled(batch_of(), seeded(seed))
+        assert len(ran) == 1

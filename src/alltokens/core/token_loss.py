@@ -88,7 +88,7 @@ def token_loss(logits: Tensor, targets: TokenTargets | Tensor, weight: Tensor | 
     if isinstance(targets, TokenTargets):
         if targets.rest.shape != (batch, tokens):
             raise UserError(f"targets for {tuple(targets.rest.shape)} tokens, but logits are {tuple(logits.shape)}")
-        losses = sparse_cross_entropy(logits, targets.ids, targets.probabilities, targets.rest)
+        losses = sparse_cross_entropy(logits, targets.ids, targets.probabilities, targets.rest, targets.common)
         weight = targets.weight if weight is None else weight * targets.weight
     else:
         if targets.ndim == 2:

@@ -28,6 +28,7 @@ class Parameters(NamedTuple):
     """One batch's draws on the device of the pictures."""
 
     matrix: Tensor  # (B, 2, 3): from the output to the stored picture
+    told: Tensor  # (B, 2, 3): that, or without RandAugment's moves where labels shall not follow them
     within: Tensor  # (B, 2, 3): from the output to the crop; outside of it the fill is shown
     operations: Tensor  # (B, L)
     arguments: Tensor  # (B, L)
@@ -73,7 +74,8 @@ class DeviceAugment:
         if augmentation.erase_probability > 0 and augmentation.erase_mode == "pixel":
             seeded = torch.Generator(pictures.device).manual_seed(int(rng.integers(2**63)))
             noise = torch.randn(batch, 3, *self.transform.size, device=pictures.device, generator=seeded)
-        parameters = _parameters(drawn, heights, widths, pictures.device)
+        follow_all = self.transform.labels_follow == "all"
+        parameters = _parameters(drawn, heights, widths, pictures.device, follow_all)
         images = self._apply(
             pictures,
             parameters,
@@ -85,7 +87,7 @@ class DeviceAugment:
             moves=augmentation.rand_augment is not None,
             erase=augmentation.erase_probability > 0,
         )
-        return images, parameters.matrix
+        return images, parameters.told
 
     def _colors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Fill, mean and std (3, 1, 1) in levels, taken over once: a copy of plain memory would wait for the device."""
@@ -143,19 +145,23 @@ def sample(pictures: Tensor, matrix: Tensor, size: tuple[int, int], interpolatio
     return images.clamp_(0, 255) if interpolation == "bicubic" else images  # it overshoots
 
 
-def _parameters(drawn: Drawn, heights: np.ndarray, widths: np.ndarray, device: torch.device) -> Parameters:
+def _parameters(
+    drawn: Drawn, heights: np.ndarray, widths: np.ndarray, device: torch.device, follow_all: bool
+) -> Parameters:
     """The draws, packed into one float32 tensor for one transfer. All whole numbers are small: they stay exact."""
     left, top, width, height = drawn.box.T
     box = geometry.crop(
         *(torch.from_numpy(side) for side in (left / widths, top / heights, width / widths, height / heights))
     )
     across, down = torch.from_numpy(drawn.flips).unbind(1)
-    within = geometry.flip(across, down).double()
+    within = flipped = geometry.flip(across, down).double()
     if drawn.moves is not None:
         within = geometry.compose(within, drawn.moves)
     batch, layers = drawn.operations.shape
+    matrix = geometry.compose(box, within)
     parts = (
-        geometry.compose(box, within),
+        matrix,
+        matrix if follow_all else geometry.compose(box, flipped),
         within,
         torch.from_numpy(drawn.operations),
         torch.from_numpy(drawn.arguments),
@@ -163,10 +169,11 @@ def _parameters(drawn: Drawn, heights: np.ndarray, widths: np.ndarray, device: t
     )
     packed = torch.cat([part.flatten(1).float() for part in parts], dim=1)
     packed = _to_device(packed, device)
-    matrix, within, operations, arguments, erased = packed.split(
-        [6, 6, layers, layers, 4 * drawn.erased.shape[1]], dim=1
+    matrix, told, within, operations, arguments, erased = packed.split(
+        [6, 6, 6, layers, layers, 4 * drawn.erased.shape[1]], dim=1
     )
-    return Parameters(matrix.view(-1, 2, 3), within.view(-1, 2, 3), operations, arguments, erased.reshape(batch, -1, 4))
+    matrix, told, within = (part.view(-1, 2, 3) for part in (matrix, told, within))
+    return Parameters(matrix, told, within, operations, arguments, erased.reshape(batch, -1, 4))
 
 
 def _equalized_rows(drawn: Drawn, device: torch.device) -> Tensor:

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from alltokens.core.label_maps import LabelMap
 from alltokens.data.datasets import IGNORED, OnBadPicture, PictureDataset, Sample, load_picture
 from alltokens.data.picture_source import PictureSource
 from alltokens.data.pictures import MAX_PIXELS, UnreadablePicture
@@ -109,6 +110,7 @@ class CachedBatch(NamedTuple):
     sizes: Tensor  # (B, 2) int64, on the CPU
     labels: Tensor  # (B,) int64, on the device
     keys: tuple[str, ...]
+    there: Tensor  # (B,) int64, on the device: which pictures these are
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +132,7 @@ class CachedPictures:
         chosen = torch.as_tensor(indices)
         there = chosen.to(self.pictures.device, non_blocking=True)
         keys = tuple(self.keys[index] for index in chosen.tolist())
-        return CachedBatch(self.pictures[there], self.sizes[chosen], self.labels[there], keys)
+        return CachedBatch(self.pictures[there], self.sizes[chosen], self.labels[there], keys, there)
 
 
 def cache_pictures(
@@ -183,24 +185,26 @@ class Augment(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class BatchedLabelMaps(Protocol):
-    """A label store, as far as batches on the device need it: the maps of many keys, a NamedTuple of tensors."""
-
-    def read(self, keys: Sequence[str], /) -> Any: ...
-
-
 def device_batches(
-    cache: CachedPictures, augment: Augment, sampler: EpochSampler, labels: BatchedLabelMaps | None = None
+    cache: CachedPictures, augment: Augment, sampler: EpochSampler, maps: LabelMap | None = None
 ) -> Iterator[Sample]:
-    """The batches of `sampler`'s epoch, augmented on the device; a batch's randomness is that of its first place."""
+    """The batches of `sampler`'s epoch, augmented on the device; a batch's randomness is that of its first place.
+
+    `maps` are the label maps of all cached pictures, in their order and on their device.
+    """
     if sampler.length != len(cache):
         raise UserError(f"the sampler orders {sampler.length} pictures, the cache has {len(cache)}")
     for indices, seeds in sampler.batches():
         batch = cache.batch(indices)
         images, matrices = augment(batch.pictures, batch.sizes, torch.Generator().manual_seed(int(seeds[0])))
-        maps = labels.read(batch.keys) if labels is not None else ()
-        sample = Sample(images, batch.labels, batch.keys, matrices, maps, ("",) * len(batch.keys))
-        yield sample.to(images.device)
+        yield Sample(images, batch.labels, batch.keys, matrices, _chosen(maps, batch.there), ("",) * len(batch.keys))
+
+
+def _chosen(maps: LabelMap | None, indices: Tensor) -> LabelMap | tuple[()]:
+    if maps is None:
+        return ()
+    tail = maps.tail[indices] if maps.tail is not None and maps.has_tail else maps.tail
+    return LabelMap(maps.ids[indices], maps.scores[indices], tail)
 
 
 class _Squashed(Dataset[tuple[Tensor, Tensor, str]]):

@@ -9,6 +9,8 @@ that one for every worker).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,7 @@ from alltokens.errors import UserError, unknown
 
 Size = int | tuple[int, int]
 Color = tuple[float, float, float]
+LabelsFollow = Literal["all", "crop"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -42,7 +45,8 @@ class TrainTransform:
 
     The odds and ranges are timm's. Pixels: the crop is resized, antialiased, straight out of the picture; all moves of
     RandAugment are one affine map of that crop, filled with the mean colour outside; then the colours; erasing comes
-    after the normalisation and changes no geometry.
+    after the normalisation and changes no geometry. `labels_follow="crop"` keeps RandAugment's moves out of the matrix,
+    so that label maps follow crops and flips alone: an ablation, not a wish.
     """
 
     def __init__(
@@ -61,7 +65,11 @@ class TrainTransform:
         erase_count: int = 1,
         mean: Color = IMAGENET_MEAN,
         std: Color = IMAGENET_STD,
+        labels_follow: LabelsFollow = "all",
     ) -> None:
+        if labels_follow not in ("all", "crop"):
+            raise unknown("labels_follow", labels_follow, ("all", "crop"))
+        self.labels_follow: LabelsFollow = labels_follow
         self.augmentation = Augmentation(
             size=_pair(size),
             scale=scale,
@@ -96,15 +104,17 @@ class TrainTransform:
         resample = Image.Resampling.BICUBIC if drawn.bicubic[0] else Image.Resampling.BILINEAR
         box = (int(left), int(top), int(left + box_width), int(top + box_height))
         shown = resized_crop(picture, box, self.size, resample)
-        move = geometry.flip(*drawn.flips[0].tolist())
+        told = move = geometry.flip(*drawn.flips[0].tolist())
         if drawn.moves is not None:
             move = geometry.compose(move.double(), drawn.moves[0])
+        if self.labels_follow == "all":
+            told = move
         shown = moved(shown, move, resample, self.fill)
         matrix = geometry.compose(
             geometry.crop(
                 left / source_width, top / source_height, box_width / source_width, box_height / source_height
             ),
-            move.float(),
+            told.float(),
         )
         for operation, argument in zip(drawn.operations[0].tolist(), drawn.arguments[0].tolist(), strict=True):
             shown = recolor(shown, operation, argument)

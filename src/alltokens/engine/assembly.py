@@ -5,86 +5,80 @@ What a recipe says is turned into plain library calls here and nowhere else; lib
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import timm
 from torch import nn
 
 from alltokens.data.transforms import EvalTransform, TrainTransform
-from alltokens.engine.config import AugmentConfig, DataConfig, FollowerConfig, ModelConfig, RunConfig
+from alltokens.engine.config import AugmentConfig, DataConfig, FollowerConfig, RunConfig
 from alltokens.errors import UserError
 from alltokens.follow.area import Area
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
+from alltokens.models.token_classifier import TokenClassifier
 from alltokens.supervision.mixer import Mixer
-from alltokens.supervision.step import Follower, Supervision, token_grid
+from alltokens.supervision.source import Source
+from alltokens.supervision.step import Follower, Supervision, patch_size, token_grid
 
 
-def model_arguments(config: ModelConfig, image_size: int) -> dict[str, Any]:
+def model_arguments(config: RunConfig) -> dict[str, Any]:
     """What timm.create_model gets besides the name and the number of classes."""
-    arguments = dict(config.options)
+    model, image_size = config.model, config.data.image_size
+    arguments = dict(model.options)
     if arguments.get("img_size", image_size) not in (image_size, (image_size, image_size), [image_size, image_size]):
         raise UserError(
             f"model.options.img_size is {arguments['img_size']}, data.image_size is {image_size}; state one"
         )
-    described = timm.models.get_pretrained_cfg(config.name.removeprefix("local-dir:"), allow_unregistered=True)
+    described = timm.models.get_pretrained_cfg(model.name.removeprefix("local-dir:"), allow_unregistered=True)
     if described is not None and described.fixed_input_size:
         arguments["img_size"] = image_size
-    if config.drop_path:
-        arguments["drop_path_rate"] = config.drop_path
+    if model.drop_path:
+        arguments["drop_path_rate"] = model.drop_path
+    if config.supervision.is_dense and timm.models.is_model_in_modules(model.name, ["lvvit"]):
+        arguments["dense"] = True
     return arguments
 
 
-def build_net(config: ModelConfig, image_size: int, num_classes: int) -> nn.Module:
-    """The network of a recipe, its positions made for the recipe's picture size."""
-    arguments = model_arguments(config, image_size)
+def build_net(config: RunConfig, num_classes: int) -> nn.Module:
+    """The network of a recipe, made for its picture size, with a dense head if tokens are trained."""
+    arguments, name = model_arguments(config), config.model.name
     try:
-        net = timm.create_model(config.name, pretrained=config.pretrained, num_classes=num_classes, **arguments)
+        net = timm.create_model(name, pretrained=config.model.pretrained, num_classes=num_classes, **arguments)
     except TypeError as error:
-        raise UserError(f"the model {config.name!r} does not take these model.options: {error}") from None
+        raise UserError(f"the model {name!r} does not take these model.options: {error}") from None
     except (AssertionError, ValueError) as error:
         reason = str(error) or type(error).__name__
-        raise UserError(
-            f"the model {config.name!r} cannot be built with {arguments or 'its defaults'}: {reason}"
-        ) from None
-    patch = patch_size(net)
+        raise UserError(f"the model {name!r} cannot be built with {arguments or 'its defaults'}: {reason}") from None
+    patch, image_size = patch_size(net), config.data.image_size
     if patch and (image_size % patch[0] or image_size % patch[1]):
         low = image_size // patch[0] * patch[0]
         raise UserError(
             f"data.image_size {image_size} is not a multiple of the model's patch, {patch[0]}; "
             f"the nearest that are: {low} and {low + patch[0]}"
         )
+    if config.supervision.is_dense and getattr(net, "aux_head", None) is None:
+        return TokenClassifier(net)
     return net
-
-
-def patch_size(net: nn.Module) -> tuple[int, int] | None:
-    """The side of a patch in pixels, for models that cut pictures into patches."""
-    size = getattr(getattr(net, "patch_embed", None), "patch_size", None)
-    if size is None:
-        return None
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 def build_step(net: nn.Module, config: RunConfig, num_classes: int) -> Supervision:
     chosen = config.supervision
-    mixer = chosen.mixer
-    patch = mixer.patch_size
-    if patch is None and mixer.name in ("random", "block"):
-        patch = (patch_size(net) or (16, 16))[0]
     return Supervision(
         net,
-        source=chosen.source,
-        mixer=Mixer(
-            mixer.name,
-            alpha=mixer.alpha,
-            mixup_alpha=mixer.mixup_alpha,
-            patch_size=patch,
-            probability=mixer.probability,
-            switch_probability=mixer.switch_probability,
-            per_sample=mixer.per_sample,
+        source=Source(
+            chosen.source,
+            smoothing=chosen.smoothing,
+            tail=chosen.tail,
+            axes=chosen.axes,
+            ground_truth=chosen.ground_truth,
         ),
+        mixer=Mixer(**asdict(chosen.mixer)),
         follower=_follower(net, chosen.follower),
-        smoothing=chosen.smoothing,
+        dense_weight=chosen.dense_weight,
+        class_weight=chosen.class_weight,
+        participation=chosen.participation,
         num_classes=num_classes,
     )
 
@@ -112,6 +106,7 @@ def build_train_transform(augment: AugmentConfig, data: DataConfig) -> TrainTran
         erase_probability=augment.erase_probability,
         erase_mode=augment.erase_mode,
         erase_count=augment.erase_count,
+        labels_follow=augment.labels_follow,
         mean=augment.mean,
         std=augment.std,
     )

@@ -9,6 +9,7 @@ from alltokens.errors import UserError, unknown
 def check(config: RunConfig) -> None:
     """Raise a UserError for the first setting that cannot work."""
     _ranges(config)
+    _supervision(config)
     _model(config)
     _optimizer(config)
 
@@ -43,6 +44,7 @@ def _ranges(config: RunConfig) -> None:
         "augment.erase_probability": augment.erase_probability,
         "supervision.mixer.probability": mixer.probability,
         "supervision.mixer.switch_probability": mixer.switch_probability,
+        "supervision.mixer.then_mixup": mixer.then_mixup,
     }
     for name, value in probabilities.items():
         if not 0 <= value <= 1:
@@ -68,6 +70,7 @@ def _ranges(config: RunConfig) -> None:
         "optimizer.eps": config.optimizer.eps,
         "augment.crop_fraction": augment.crop_fraction,
         "augment.std": min(augment.std),
+        "supervision.participation": config.supervision.participation,
     }
     for name, value in positive.items():
         if value is not None and not value > 0:
@@ -80,6 +83,8 @@ def _ranges(config: RunConfig) -> None:
         "optimizer.weight_decay": config.optimizer.weight_decay,
         "data.workers": data.workers or 0,
         "augment.color_jitter": augment.color_jitter,
+        "supervision.dense_weight": config.supervision.dense_weight or 0.0,
+        "supervision.class_weight": config.supervision.class_weight,
     }
     for name, value in not_negative.items():
         if not value >= 0:
@@ -87,7 +92,21 @@ def _ranges(config: RunConfig) -> None:
     for name, (low, high) in {"augment.scale": augment.scale, "augment.ratio": augment.ratio}.items():
         if not 0 < low <= high:
             raise UserError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
-    follower = config.supervision.follower
+    if config.schedule.warmup_epochs >= train.epochs + config.schedule.cooldown_epochs:
+        raise UserError(
+            f"schedule.warmup_epochs ({config.schedule.warmup_epochs}) must be fewer than train.epochs ({train.epochs})"
+        )
+    snapped = mixer.name not in ("none", "mixup") and mixer.patch_size
+    if snapped and data.image_size % snapped:
+        raise UserError(
+            f"data.image_size {data.image_size} does not divide into patches of "
+            f"supervision.mixer.patch_size {mixer.patch_size}"
+        )
+
+
+def _supervision(config: RunConfig) -> None:
+    chosen, mixer = config.supervision, config.supervision.mixer
+    follower = chosen.follower
     for option, belongs in (("layers", "tl_align"), ("drop_path_aware", "tl_align"), ("official", "transmix")):
         if getattr(follower, option) and follower.name != belongs:
             raise UserError(f"supervision.follower.{option} is for the follower {belongs}, not for {follower.name}")
@@ -95,16 +114,27 @@ def _ranges(config: RunConfig) -> None:
         raise UserError(f"supervision.follower.residual is for the follower tl_align, not for {follower.name}")
     if follower.name != "area" and mixer.name == "none":
         raise UserError(f"the follower {follower.name} needs a mixer: nothing is mixed, so there is nothing to follow")
-    if config.schedule.warmup_epochs >= train.epochs + config.schedule.cooldown_epochs:
+    if mixer.then_mixup and mixer.name in ("none", "mixup", "mixup+cutmix"):
+        raise UserError(f"supervision.mixer.then_mixup puts MixUp on top of a mix of places; {mixer.name} is none")
+    if chosen.participation > 1:
+        raise UserError(f"supervision.participation is a share: it must lie in (0, 1], got {chosen.participation}")
+    if chosen.source == "class":
+        if config.data.labels is not None:
+            raise UserError(
+                "data.labels names a label store, but supervision.source class does not read it: take tokens or relabel"
+            )
+        for option, default in (("tail", "zero"), ("axes", "right"), ("ground_truth", None)):
+            if getattr(chosen, option) != default:
+                raise UserError(f"supervision.{option} is for label maps: supervision.source tokens or relabel")
+    elif config.data.labels is None:
         raise UserError(
-            f"schedule.warmup_epochs ({config.schedule.warmup_epochs}) must be fewer than train.epochs ({train.epochs})"
+            f"supervision.source {chosen.source} reads label maps: say where they are with data.labels STORE. "
+            "`alltokens annotate --model NAME --data DIR --out STORE` makes them"
         )
-    snapped = mixer.name in ("cutmix", "mixup+cutmix", "random", "block") and mixer.patch_size
-    if snapped and data.image_size % snapped:
-        raise UserError(
-            f"data.image_size {data.image_size} does not divide into patches of "
-            f"supervision.mixer.patch_size {mixer.patch_size}"
-        )
+    if chosen.participation < 1 and not chosen.is_dense:
+        raise UserError("supervision.participation is for a dense loss; dense_weight is 0")
+    if chosen.dense_weight == chosen.class_weight == 0:
+        raise UserError("supervision.dense_weight and class_weight are both 0: there is nothing to train on")
 
 
 def _model(config: RunConfig) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-MixerName = Literal["none", "mixup", "cutmix", "mixup+cutmix", "random", "block"]
-SourceName = Literal["class"]
+MixerName = Literal["none", "mixup", "cutmix", "mixup+cutmix", "random", "block", "mixtoken"]
+SourceName = Literal["class", "relabel", "tokens"]
 FollowerName = Literal["area", "transmix", "tl_align"]
 
 
@@ -55,6 +55,8 @@ class DataConfig:
     """Side of the network's input, in pixels."""
     num_classes: int | None = None
     """Checked against the data when stated."""
+    labels: str | None = None
+    """The label store of the training pictures (`alltokens annotate`), for the sources relabel and tokens."""
     train_pictures: int | None = None
     """Use only so many training pictures (scenes: how many are made; default 6000)."""
     val_pictures: int | None = None
@@ -90,6 +92,8 @@ class AugmentConfig:
     """Random erasing, after normalisation."""
     erase_mode: Literal["pixel", "const"] = "pixel"
     erase_count: int = 1
+    labels_follow: Literal["all", "crop"] = "all"
+    """Label maps follow all geometry; crop: only crop and flip, not rotation, shear and translation (an ablation)."""
     repeats: int = 1
     """Repeated augmentation: every chosen picture so many times per pass (the pass keeps its length)."""
     crop_fraction: float = 0.875
@@ -108,11 +112,13 @@ class MixerConfig:
     mixup_alpha: float = 0.8
     """The same for the MixUp half of mixup+cutmix."""
     patch_size: int | None = None
-    """Snap CutMix to a grid of so many pixels; the size of a patch for random and block (default 16)."""
+    """Snap CutMix to a grid of so many pixels; the patch of random, block and mixtoken (default: the model's)."""
     probability: float = 1.0
     """How often anything is mixed at all."""
     switch_probability: float = 0.5
     """mixup+cutmix: how often it is CutMix."""
+    then_mixup: float = 0.0
+    """How often MixUp comes on top of a mix of places."""
     per_sample: bool = False
     """Draw a mix for every sample, not for every batch."""
 
@@ -133,13 +139,30 @@ class FollowerConfig:
 @dataclass(frozen=True)
 class SupervisionConfig:
     source: SourceName = "class"
-    """Where labels come from."""
+    """Where labels come from: the data set's classes, or label maps (data.labels), by the picture or by the token."""
     mixer: MixerConfig = field(default_factory=MixerConfig)
     """How two pictures are mixed."""
     follower: FollowerConfig = field(default_factory=FollowerConfig)
     """What the mixed label follows."""
     smoothing: float = 0.1
     """Label smoothing."""
+    dense_weight: float | None = None
+    """Weight of the tokens' loss; the default is 0.5 for the source tokens, else 0 (no dense head)."""
+    class_weight: float = 1.0
+    """Weight of the picture's loss."""
+    participation: float = 1.0
+    """The share of each picture's tokens that take part in the dense loss, drawn anew each time."""
+    tail: Literal["zero", "true"] = "zero"
+    """Classes that a map does not keep: score zero as published, or share what the map left them."""
+    axes: Literal["right", "official"] = "right"
+    """official: x and y of crops change places, as in the published programs."""
+    ground_truth: Literal["official", "sensible"] | None = None
+    """Blend the map's label of the picture with the data set's, by one of two rules."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether tokens are trained, so that the network needs a dense head."""
+        return self.source == "tokens" if self.dense_weight is None else self.dense_weight > 0
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from alltokens.engine.assembly import build_eval_transform, build_train_transfor
 from alltokens.engine.config import DataConfig, RunConfig
 from alltokens.engine.runtime import Runtime
 from alltokens.errors import UserError
+from alltokens.labels.store import LabelStore
 
 SCENES = {"train": 6000, "val": 1000}  # how many pictures `data.root: scenes` makes
 MOST_WORKERS = 8
@@ -70,13 +71,14 @@ def open_feed(config: RunConfig, runtime: Runtime) -> Feed:
         raise UserError(
             f"train.batch_size {train.batch_size} is larger than the data: {len(sources['train'])} training pictures"
         )
+    labels = _open_labels(config, sources["train"])
     skipped: dict[str, None] = {}
     batch = config.evaluation.batch_size or train.batch_size
     batch = min(-(-batch // runtime.world), -(-len(sources["val"]) // runtime.world))
     if data.cache == "device":
-        sampler, batches, evaluate = _cached(config, runtime, sources, batch, skipped)
+        sampler, batches, evaluate = _cached(config, runtime, sources, labels, batch, skipped)
     else:
-        sampler, batches, evaluate = _loaded(config, runtime, sources, batch)
+        sampler, batches, evaluate = _loaded(config, runtime, sources, labels, batch)
     longest = len(evaluation_indices(len(sources["val"]), 0, runtime.world))
     return Feed(
         class_names=sources["train"].class_names,
@@ -126,6 +128,19 @@ def _open_sources(data: DataConfig, runtime: Runtime) -> dict[str, PictureSource
     return {"train": train, "val": val}
 
 
+def _open_labels(config: RunConfig, source: PictureSource) -> LabelStore | None:
+    """The label maps of the training pictures, checked to be theirs; None where the recipe reads none."""
+    if config.supervision.source == "class":
+        return None
+    assert config.data.labels is not None, "checked beforehand"
+    store = LabelStore.open(config.data.labels)
+    subset = config.data.train_pictures is not None
+    store.check(list(source.keys), class_names=source.class_names, subset=subset)
+    if config.supervision.tail == "true" and not store.manifest.tail:
+        raise UserError(f"{store.path} holds no tail: supervision.tail true asks for one; annotate anew, or take zero")
+    return store
+
+
 def _subset(source: PictureSource, count: int) -> PictureSource:
     """`count` pictures of all classes alike: every k-th of a fixed shuffle."""
     if count > len(source):
@@ -169,7 +184,11 @@ Batches = Callable[[], Iterable[Sample]]
 
 
 def _loaded(
-    config: RunConfig, runtime: Runtime, sources: dict[str, PictureSource], evaluation_batch: int
+    config: RunConfig,
+    runtime: Runtime,
+    sources: dict[str, PictureSource],
+    labels: LabelStore | None,
+    evaluation_batch: int,
 ) -> tuple[EpochSampler, Batches, Batches]:
     """Batches by loader processes."""
     data, workers, pin = config.data, _workers(config.data), runtime.device.type == "cuda"
@@ -177,6 +196,7 @@ def _loaded(
     training = PictureDataset(
         sources["train"],
         build_train_transform(config.augment, data),
+        labels=labels,
         max_pixels=data.max_pixels,
         on_bad_picture="skip" if skip else "error",
     )
@@ -198,6 +218,7 @@ def _cached(
     config: RunConfig,
     runtime: Runtime,
     sources: dict[str, PictureSource],
+    labels: LabelStore | None,
     evaluation_batch: int,
     skipped: dict[str, None],
 ) -> tuple[EpochSampler, Batches, Batches]:
@@ -217,6 +238,7 @@ def _cached(
         on_bad_picture="skip" if skip else "error",
     )
     skipped |= dict.fromkeys(cache.trouble)
+    maps = labels.read(list(cache.keys)).to(device) if labels is not None else None
     sampler = _sampler(config, runtime, len(cache))
     transform = DeviceAugment(
         build_train_transform(augment, data),
@@ -246,7 +268,7 @@ def _cached(
 
     return (
         sampler,
-        lambda: device_batches(cache, transform, sampler),
+        lambda: device_batches(cache, transform, sampler, maps),
         lambda: (sample._replace(image=normalised(sample.image)) for sample in kept),
     )
 

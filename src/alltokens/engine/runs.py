@@ -135,7 +135,7 @@ def prepare(
 ) -> tuple[nn.Module, Any, torch.Generator]:
     """Network, step and optimizer on their device, wrapped for the processes at hand; and this rank's generator."""
     torch.manual_seed(config.train.seed)  # the fresh weights: the same in every process
-    net = build_net(config.model, config.data.image_size, feed.num_classes)
+    net = build_net(config, feed.num_classes)
     if weights_from is not None:
         load_weights(net, weights_from)
     if config.train.checkpoint_activations:

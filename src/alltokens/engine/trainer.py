@@ -278,7 +278,7 @@ class Trainer:
             self.net,
             state,
             self.folder.weights / name,
-            model_args=model_arguments(self.config.model, self.config.data.image_size),
+            model_args=model_arguments(self.config),
             preprocessing=preprocessing(self.config),
             class_names=self.feed.class_names,
             write=write_atomically,

@@ -100,8 +100,8 @@ def _of_run(
     folder = RunFolder(run).weights / weights
     class_names = _class_names(folder)
     source = open_pictures(config.data, split, class_names) if data is None else _opened(data, split, class_names)
-    model = dataclasses.replace(config.model, pretrained=False)
-    net = build_net(model, config.data.image_size, len(class_names))
+    untrained = dataclasses.replace(config, model=dataclasses.replace(config.model, pretrained=False))
+    net = build_net(untrained, len(class_names))
     load_weights(net, folder)
     return net, source, build_eval_transform(config.augment, config.data), config.data.image_size
 

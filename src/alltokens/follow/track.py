@@ -95,7 +95,8 @@ class Track:
             yield
         finally:
             self._switch(False)
-        if not self._seen_whole:
+        # Looking at values would break a compiled graph for good. There a layer that was missed shows in the loss.
+        if not self._seen_whole and not torch.compiler.is_compiling():
             self._check_whole()
 
     def remove(self) -> None:

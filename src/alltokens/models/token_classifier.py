@@ -40,6 +40,25 @@ class TokenClassifier(nn.Module):
     def num_classes(self) -> int:
         return cast(int, self.model.num_classes)
 
+    # What optimizers and trainers of timm models ask for, with the names that the weights have in here.
+
+    def no_weight_decay(self) -> set[str]:
+        names = getattr(self.model, "no_weight_decay", None)
+        return {f"model.{name}" for name in names()} if names is not None else set()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's regular expressions for layer-wise rates; the dense head belongs to no layer: it comes last."""
+
+        def inside(pattern: Any) -> Any:
+            if isinstance(pattern, str):
+                return rf"^model\.(?:{pattern.replace('^', '')})"
+            return type(pattern)(inside(part) if isinstance(part, str | list | tuple) else part for part in pattern)
+
+        return {name: inside(pattern) for name, pattern in cast(Any, self.model).group_matcher(coarse).items()}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        cast(Any, self.model).set_grad_checkpointing(enable)
+
     @property
     def pretrained_cfg(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self.model.pretrained_cfg)

@@ -18,8 +18,10 @@ from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from alltokens.errors import UserError
+from alltokens.models.token_classifier import TokenClassifier
 
 WEIGHTS_FILE = "model.safetensors"
+DENSE_HEAD_FILE = "token_head.safetensors"  # beside it: what TokenClassifier adds to a model of stock timm
 CONFIG_FILE = "config.json"
 DENSE_HEAD = "aux_head"
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training programs put the weights
@@ -32,6 +34,8 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     values; so does a dense head that the file has not, and one that the model has not is passed over. Everything else
     must fit. Returns the names of the weights that were left as they are.
     """
+    if isinstance(model, TokenClassifier):
+        return _load_wrapped(model, find_weights(Path(path)))
     file = find_weights(Path(path))
     given = read_weights(file)
     own = model.state_dict()
@@ -55,6 +59,18 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
         raise UserError(f"{file} does not fit {type(model).__name__}: {'; '.join(problems)}")
     model.load_state_dict(wanted, strict=False)
     return [name for name in own if name not in wanted]
+
+
+def _load_wrapped(model: TokenClassifier, file: Path) -> list[str]:
+    """The model's own weights, and those of the dense head if they lie beside them and count the same classes."""
+    left = [f"model.{name}" for name in load_weights(model.model, file)]
+    beside = file.with_name(DENSE_HEAD_FILE)
+    given = read_weights(beside) if beside.is_file() else {}
+    own = model.aux_head.state_dict()
+    if {name: value.shape for name, value in given.items()} != {name: value.shape for name, value in own.items()}:
+        return [*left, *(f"{DENSE_HEAD}.{name}" for name in own)]
+    model.aux_head.load_state_dict(given)
+    return left
 
 
 def find_weights(path: Path) -> Path:
@@ -118,7 +134,15 @@ def save_weights(
     class_names: tuple[str, ...],
     write: Any,
 ) -> None:
-    """A folder that `timm.create_model("local-dir:FOLDER")` loads. `write(path, content)` must replace a file whole."""
+    """A folder that `timm.create_model("local-dir:FOLDER")` loads. `write(path, content)` must replace a file whole.
+
+    What TokenClassifier adds to a model goes into a file of its own.
+    """
+    if isinstance(net, TokenClassifier):
+        head = {name.removeprefix(f"{DENSE_HEAD}."): state[name] for name in state if name.startswith(DENSE_HEAD)}
+        write(folder / DENSE_HEAD_FILE, _packed(head))
+        state = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        net = net.model
     pretrained = getattr(net, "pretrained_cfg", None) or {}
     config = {
         "architecture": pretrained.get("architecture", type(net).__name__.lower()),
@@ -137,7 +161,11 @@ def save_weights(
         },
     }
     write(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
-    write(folder / WEIGHTS_FILE, save({name: value.detach().cpu().contiguous() for name, value in state.items()}))
+    write(folder / WEIGHTS_FILE, _packed(state))
+
+
+def _packed(state: Mapping[str, Tensor]) -> bytes:
+    return save({name: value.detach().cpu().contiguous() for name, value in state.items()})
 
 
 def _first_line(error: Exception) -> str:
