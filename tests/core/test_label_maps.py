@@ -217,6 +217,27 @@ def test_a_map_cell_per_token_is_read_as_it_is():
     torch.testing.assert_close(label, planes(maps, 9, "zero").softmax(1).flatten(2).mT)
 
 
+def test_without_a_class_count_the_kept_classes_share_the_label():
+    """The label of all nine classes, conditional on those that the token reads (their scores are above zero here)."""
+    maps = random_maps(4)
+    maps = maps._replace(scores=maps.scores.abs() + 0.5)
+    matrices = geometry.compose(
+        geometry.rotate(torch.tensor([20.0, -35.0, 0.0, 160.0])), crop_matrices(random_crops(4))
+    )
+    among_all, alone = (sample_token_targets(maps, matrices, (4, 4), count) for count in (9, None))
+    label = among_all.dense(9)
+    read = label > among_all.rest[..., None] * (1 + 1e-9)
+    assert (~read).any()
+    torch.testing.assert_close(alone.dense(9), (label * read) / (label * read).sum(-1, keepdim=True).clamp(min=1e-9))
+    torch.testing.assert_close(alone.weight, among_all.weight)
+    away = sample_token_targets(maps, geometry.translate(1.5, 0.0).expand(4, -1, -1), (3, 3))
+    assert not away.dense(9).any()
+    assert not away.weight.any()
+    for what in ({"smoothing": 0.1}, {"tail": "true"}, {"axes": "official"}):
+        with pytest.raises(UserError, match="say num_classes"):
+            sample_token_targets(maps, matrices, (4, 4), **what)
+
+
 def test_the_true_softmax_is_recovered_from_the_tail():
     """Classes left out that score alike lose nothing: the label is the whole softmax of the annotator."""
     generator = torch.Generator().manual_seed(4)

@@ -50,7 +50,7 @@ def sample_token_targets(
     maps: LabelMap,
     matrix: Tensor,
     grid: tuple[int, int],
-    num_classes: int,
+    num_classes: int | None = None,
     smoothing: float = 0.0,
     *,
     tail: Tail = "zero",
@@ -66,19 +66,27 @@ def sample_token_targets(
       mirrored crops; points outside score zero for every class, and every weight is 1.
 
     `smoothing` is the published one: label * (1 - s + s/K) + s/K, which sums to 1 + s/K.
+
+    The classes that are not kept have their part in all of this, so it takes `num_classes`. Without it nothing is known
+    of them, and the kept classes share the label alone: the mean of the scores, then softmax over what a token keeps.
     """
     _check(maps, matrix, grid, num_classes, smoothing, tail, axes)
     dtype = torch.promote_types(maps.scores.dtype, torch.float32)
     cells, weights, inside = _cell_weights(matrix.to(dtype), _size(maps), grid, axes)
-    values, unlisted = _cell_values(maps, num_classes, tail, dtype)  # (B, h*w, k), (B, h*w, 1)
+    values, unlisted = _cell_values(maps, num_classes or 0, tail, dtype)  # (B, h*w, k), (B, h*w, 1)
     ids = maps.ids.flatten(-2).transpose(1, 2).long()  # (B, h*w, k)
 
     shape = (*weights.shape, ids.shape[-1])  # (B, N, C, k)
     flat = cells.flatten(1).unsqueeze(-1)  # (B, N*C, 1)
-    ids = torch.take_along_dim(ids, flat, 1).view(shape)
+    entries = torch.take_along_dim(ids, flat, 1).view(shape).flatten(-2)
     values = torch.take_along_dim(values, flat, 1).view(shape) * weights.unsqueeze(-1)
-    ids, values = _merged(ids.flatten(-2), values.flatten(-2), duplicates=weights.shape[-1])  # (B, N, M)
+    ids, values = _merged(entries, values.flatten(-2), duplicates=weights.shape[-1])  # (B, N, M)
 
+    if num_classes is None:
+        read = weights.unsqueeze(-1).expand(shape).flatten(-2)
+        _, read = _merged(entries, read, duplicates=weights.shape[-1])  # 0 where nothing was read of an entry's class
+        probabilities = values.masked_fill(read == 0, -math.inf).softmax(-1).where(inside.unsqueeze(-1) > 0, 0)
+        return TokenTargets(ids, probabilities, torch.zeros_like(inside), inside, grid)
     if tail == "zero":
         probabilities, rest = _softmax_among_zeros(values, num_classes)
     else:
@@ -268,7 +276,13 @@ def _size(maps: LabelMap) -> tuple[int, int]:
 
 
 def _check(
-    maps: LabelMap, matrix: Tensor, grid: tuple[int, int], num_classes: int, smoothing: float, tail: str, axes: str
+    maps: LabelMap,
+    matrix: Tensor,
+    grid: tuple[int, int],
+    num_classes: int | None,
+    smoothing: float,
+    tail: str,
+    axes: str,
 ) -> None:
     if tail not in ("zero", "true"):
         raise unknown("tail", tail, ("zero", "true"))
@@ -284,10 +298,14 @@ def _check(
         raise UserError(f"{batch} maps want a matrix of shape ({batch}, 2, 3), got {tuple(matrix.shape)}")
     if min(grid) < 1:
         raise UserError(f"the grid of tokens must have positive sides, got {grid}")
-    if num_classes < kept:
-        raise UserError(f"num_classes is {num_classes}, but the maps keep {kept} classes a cell")
     if not 0 <= smoothing < 1:
         raise UserError(f"smoothing must lie in [0, 1), got {smoothing}")
+    if num_classes is None:
+        if smoothing or tail != "zero" or axes != "right":
+            raise UserError("smoothing, tail='true' and axes='official' reckon with all classes: say num_classes too")
+        return
+    if num_classes < kept:
+        raise UserError(f"num_classes is {num_classes}, but the maps keep {kept} classes a cell")
     if tail == "true" and num_classes > kept:
         if not maps.has_tail:
             raise UserError("these maps hold no tail, so tail='true' cannot be had; use tail='zero', or annotate anew")
