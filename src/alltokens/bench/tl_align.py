@@ -8,7 +8,7 @@ the published way. A step is forward, backward and AdamW.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import timm
@@ -96,7 +96,8 @@ def bench_tl_align(
                 progress=lambda text, name=name, mode=mode: progress(f"{name}, {mode}: {text}"),
             )
             limit = case.at_most if mode == ("compiled" if cuda else "eager") else None
-            rows += _rows(name, pictures, mode, device, timings, limit)
+            limits = {ALIGNED: (limit, PEAK_AT_MOST if cuda else None)} if limit is not None else {}
+            rows += rows_of("tl_align", name, pictures, mode, device, timings, limits)
     return rows
 
 
@@ -131,13 +132,17 @@ def fused_net(name: str, device: torch.device) -> nn.Module:
     return net.to(device).train()
 
 
-def training_step(module: nn.Module, batch: int, mode: str, device: torch.device) -> Step:
+def training_step(
+    module: nn.Module, batch: int, mode: str, device: torch.device, record: tuple[Any, ...] | None = None
+) -> Step:
+    """A step of `module` on one batch, by default a Record of random pictures."""
     net: Any = module.net
     generator = torch.Generator().manual_seed(0)
-    size = net.pretrained_cfg["input_size"]
-    images = torch.randn(batch, *size, generator=generator).to(device)
-    labels = torch.randint(net.num_classes, (batch,), generator=generator).to(device)
-    record = Record(images, labels)
+    if record is None:
+        size = net.pretrained_cfg["input_size"]
+        images = torch.randn(batch, *size, generator=generator).to(device)
+        labels = torch.randint(net.num_classes, (batch,), generator=generator).to(device)
+        record = Record(images, labels)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     run: Any = torch.compile(module) if mode == "compiled" else module
 
@@ -151,14 +156,21 @@ def training_step(module: nn.Module, batch: int, mode: str, device: torch.device
     return step
 
 
-def _rows(
-    name: str, batch: int, mode: str, device: torch.device, timings: dict[str, Timing], at_most: float | None
+def rows_of(
+    bench: str,
+    name: str,
+    batch: int,
+    mode: str,
+    device: torch.device,
+    timings: dict[str, Timing],
+    limits: Mapping[str, tuple[float | None, float | None]],
 ) -> list[Row]:
+    """A row for each arm; `limits` are what an arm's ratios of time and memory to the first arm are to stay below."""
     size: Any = weightless(name).pretrained_cfg  # pyright: ignore[reportUnknownMemberType]
-    base = timings[PLAIN].peak_mib
+    base = next(iter(timings.values())).peak_mib
     return [
         Row(
-            bench="tl_align",
+            bench=bench,
             device=device_name(device),
             torch=torch.__version__,
             model=name,
@@ -176,8 +188,8 @@ def _rows(
             ratio_high=timing.ratio.high,
             peak_mib=timing.peak_mib,
             peak_ratio=timing.peak_mib / base if timing.peak_mib is not None and base else None,
-            at_most=at_most if arm == ALIGNED else None,
-            peak_at_most=PEAK_AT_MOST if arm == ALIGNED and at_most is not None and base else None,
+            at_most=limits.get(arm, (None, None))[0],
+            peak_at_most=limits.get(arm, (None, None))[1],
         )
         for arm, timing in timings.items()
     ]

@@ -63,6 +63,60 @@ def tl_align(words: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
+class TokenLabelsCommand:
+    models: tuple[str, ...] = ()
+    """timm models that cut pictures into patches; the default is LV-ViT-S (on a CPU: LV-ViT-T)."""
+    batch: int | None = None
+    """Pictures in a step; the default goes with the model and the device."""
+    rounds: int | None = None
+    """How often every arm is timed, in turn: the default is 20 (on a CPU what a minute gives, at least 5)."""
+    eager: Switch = False
+    """Measure without torch.compile only."""
+    compile: Switch = False
+    """Measure with torch.compile only; the default is both on a GPU, eager on a CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    csv: Annotated[str | None, shown_as("FILE")] = None
+    """Append the rows to this file."""
+    json: Annotated[str | None, shown_as("FILE")] = None
+    """Write the rows to this file."""
+
+
+def token_labels(words: Sequence[str]) -> int:
+    program = f"{PROGRAM} token_labels"
+    if asks_for_help(words):
+        show_help(TokenLabelsCommand(), program, "What it costs to train every token with its own label.")
+        return 0
+    command = read(TokenLabelsCommand(), words, program)
+    modes = [mode for mode, asked in (("eager", command.eager), ("compiled", command.compile)) if asked]
+
+    def rows(progress: Callable[[str], None]) -> Sequence[Row]:
+        from alltokens.bench.token_labels import bench_token_labels
+
+        return bench_token_labels(
+            command.models,
+            batch=command.batch,
+            rounds=command.rounds,
+            modes=modes or None,
+            device=_device(command.device),
+            progress=progress,
+        )
+
+    measured: list[str] = []
+
+    def named(progress: Callable[[str], None]) -> Sequence[Row]:
+        found = rows(progress)
+        measured.extend(dict.fromkeys(row.model for row in found))
+        return found
+
+    code = _measure(named, command.csv, command.json)
+    from alltokens.bench.token_labels import floor
+
+    for name in measured:
+        print(f"\n{name}: the products of the dense head alone, at the network's own speed, make x{floor(name):.3f}")
+    return code
+
+
+@dataclass(frozen=True)
 class TrainCommand:
     models: tuple[str, ...] = ()
     """timm models; the default is a handful of common ones (on a CPU: DeiT-Tiny)."""
@@ -184,6 +238,9 @@ BENCHES = {
     "train": Bench("training steps of named models, beside the device's own speed", train),
     "data": Bench("transform and loader beside timm's; the device cache beside a fixed batch", data),
     "tl_align": Bench("a CutMix step beside a TL-Align step and TL-Align as published", tl_align),
+    "token_labels": Bench(
+        "a step with the class label alone, with token labels, and with those as published", token_labels
+    ),
 }
 
 
