@@ -215,7 +215,8 @@ class _Along:
 
     def __call__(self, share: Tensor, valid: Tensor | None = None, queries: int | None = None) -> Tensor:
         query, key, value = self.inputs
-        if valid is not None or queries is not None or share.dtype != query.dtype:
+        exact = torch.promote_types(query.dtype, torch.float32)
+        if valid is not None or queries is not None or share.dtype != exact:
             return self.separate(share, valid, queries)
         _check(share, len(query), key.shape[2])
         with torch.set_grad_enabled(self.gradient):

@@ -27,13 +27,13 @@ def _kernel(
     share_b, share_s,
     bias_b, bias_h, bias_t, bias_s,
     scale_log2,
-    queries, keys, channels,
+    queries, keys, channels, blocks,
     HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    pair = tl.program_id(1).to(tl.int64)  # batch * HEADS + head
+    pair = (tl.program_id(0) // blocks).to(tl.int64)  # batch * HEADS + head
     sample, head = pair // HEADS, pair % HEADS
-    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    rows = (tl.program_id(0) % blocks) * BLOCK_T + tl.arange(0, BLOCK_T)
     depth = tl.arange(0, BLOCK_D)
     in_rows = rows < queries
     in_depth = depth < channels
@@ -84,15 +84,15 @@ def attention_share_triton(query: Tensor, key: Tensor, share: Tensor, scale: flo
         bias = bias.expand(batch, heads, queries, keys)  # broadcast axes get stride 0 and are never copied
     block_t = 64 if queries > 32 else 16  # windows of Swin have 49 queries, class attention has one
     block_s = 64 if keys > 32 else 16
-    grid = (triton.cdiv(queries, block_t), batch * heads)
-    _kernel[grid](
+    blocks = triton.cdiv(queries, block_t)
+    _kernel[(blocks * batch * heads,)](  # in one row: the other axes of a grid end at 65,535, Swin's windows do not
         query, key, share, bias if bias is not None else query, mixed,
         *query.stride(),
         *key.stride(),
         *share.stride(),
         *(bias.stride() if bias is not None else (0, 0, 0, 0)),
         scale * math.log2(math.e),
-        queries, keys, channels,
+        queries, keys, channels, blocks,
         HEADS=heads, HAS_BIAS=bias is not None, EXACT=query.dtype == torch.float32,
         BLOCK_T=block_t, BLOCK_S=block_s, BLOCK_D=max(16, triton.next_power_of_2(channels)),
         num_warps=4,

@@ -1,34 +1,53 @@
-"""The op `alltokens::attention_with_share`: fused attention that carries the share along, for CPUs.
+"""The op `alltokens::attention_with_share`: fused attention that carries the share along.
 
 Shapes: B batch, H heads, T queries, S keys, D channels of a head.
 
-A second product of query and key would cost twice as much (DeiT-Tiny, batch 8). Here the share rides as further
-channels of the value in PyTorch's own fused forward, and PyTorch's own backward runs on the tensors as they were: the
-attention's output and gradients are those of `scaled_dot_product_attention` up to the last digit.
+A second product of query and key is the dear part of following a share. Here one forward gives both the attention's
+output and the share, and PyTorch's own backward runs on the tensors as they were: output and gradients are those of
+`scaled_dot_product_attention` up to the last digit. On a GPU the forward is a Triton kernel; on a CPU the share rides
+as further channels of the value in PyTorch's own fused forward.
 """
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportFunctionMemberAccess=false
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-LANES = 8  # channels that are added; fused attention wants vectors, and query, key and value of one size
+LANES = 8  # channels that are added on a CPU; fused attention wants vectors, and query, key and value of one size
+FLASH, EFFICIENT, CUDNN = 1, 2, 3  # torch.nn.attention.SDPBackend
+ALIGNMENT = 32  # of the log-sum-exp that memory-efficient attention keeps
+
+HAS_TRITON = find_spec("triton") is not None
 
 
 def can_carry(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether `attention_with_share` may stand in for fused attention without mask and dropout."""
+    if not (query.dtype == key.dtype == value.dtype and query.shape[-1] == value.shape[-1]):  # autocast has its say
+        return False
+    if query.device.type == "cpu":
+        return (
+            query.dtype in (torch.float32, torch.float64)  # a share in 16 bits would be rounded to 3 digits
+            # inductor cannot split a graph with aten's own CPU op (torch 2.15: "Node was invalid")
+            and not torch.compiler.is_compiling()
+        )
     return (
-        query.device.type == "cpu"
-        # inductor cannot split a graph with this op into forward and backward (torch 2.15: "Node was invalid")
-        and not torch.compiler.is_compiling()
-        and query.dtype == key.dtype == value.dtype  # else autocast would have its say
-        and query.dtype in (torch.float32, torch.float64)  # a share in 16 bits would be rounded to 3 digits
-        and query.shape[-1] == value.shape[-1]
+        query.device.type == "cuda"
+        and HAS_TRITON
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.shape[-1] % 8 == 0  # else PyTorch pads before its own kernels
+        and query.shape[-1] <= 128
+        and (torch.compiler.is_compiling() or not _saved_tensors_are_watched())
     )
+
+
+def _saved_tensors_are_watched() -> bool:
+    """Activation checkpointing compares what a recomputation saves, and recomputes with PyTorch's own forward."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 @torch.library.custom_op("alltokens::attention_with_share", mutates_args=(), device_types="cpu")
@@ -55,11 +74,22 @@ def _widened(tensor: Tensor, filling: Tensor) -> Tensor:
     return torch.cat([tensor, filling.expand(*tensor.shape[:3], LANES)], -1)
 
 
+if HAS_TRITON:
+
+    @attention_with_share.register_kernel("cuda")
+    def _(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        from alltokens.core.kernels.attention_with_share_triton import attention_with_share_triton
+
+        with torch.cuda.device(query.device):  # Triton launches on the current device
+            return attention_with_share_triton(query, key, value, share, scale)
+
+
 @attention_with_share.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, queries, channels = query.shape
     attended = value.new_empty(batch, queries, heads, channels).transpose(1, 2)
-    return attended, value.new_empty(batch, queries), value.new_empty(batch, heads, queries)
+    exact = torch.promote_types(value.dtype, torch.float32)
+    return attended, share.new_empty(batch, queries), value.new_empty(batch, heads, queries, dtype=exact)
 
 
 def _keep(
@@ -74,10 +104,52 @@ def _keep(
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
     key, query, value, log_sum, attended = ctx.saved_tensors
-    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, query, key, value, attended, log_sum, 0.0, False, scale=ctx.scale
-    )
+    if gradient.device.type == "cuda":
+        gradients = _backward_on_gpu(gradient, query, key, value, attended, log_sum, ctx.scale)
+    else:
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, query, key, value, attended, log_sum, 0.0, False, scale=ctx.scale
+        )
     return *gradients, None, None
 
 
 attention_with_share.register_autograd(_backward, setup_context=_keep)
+
+
+@torch.library.custom_op("alltokens::attention_with_share_backward", mutates_args=(), device_types="cuda")
+def _backward_on_gpu(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, attended: Tensor, log_sum: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The backward that PyTorch itself would run for these tensors; all of them want output and log-sum-exp."""
+    backend = torch._fused_sdp_choice(query, key, value, scale=scale)
+    queries, keys = query.shape[2], key.shape[2]
+    seed, offset = (torch.zeros((), dtype=torch.int64, device=query.device) for _ in range(2))  # of dropout: none
+    tensors = gradient, query, key, value
+    if backend == CUDNN:
+        gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            *tensors, attended, log_sum.unsqueeze(-1), seed, offset, None, None, None, queries, keys, 0.0, False,
+            scale=scale,
+        )  # fmt: skip
+    elif backend == EFFICIENT:
+        padded = torch.nn.functional.pad(log_sum, (0, -queries % ALIGNMENT))
+        gradients = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            *tensors, None, attended, padded, seed, offset, 0.0, [True, True, True, False], scale=scale
+        )
+    else:
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *tensors, attended, log_sum, None, None, queries, keys, 0.0, False, seed, offset, scale=scale
+        )
+    # Of one layout, whoever made them: a compiled graph is told before.
+    return tuple(_by_token(part) for part in gradients[:3])  # type: ignore[return-value]
+
+
+def _by_token(tensor: Tensor) -> Tensor:
+    """(B, H, T, D), laid out as (B, T, H, D); a copy only where it is not."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@_backward_on_gpu.register_fake
+def _(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, attended: Tensor, log_sum: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _by_token(torch.empty_like(query)), _by_token(torch.empty_like(key)), _by_token(torch.empty_like(value))
