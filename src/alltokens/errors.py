@@ -18,12 +18,19 @@ class TrainingFailed(RuntimeError):
     """A run that had to stop (loss not finite, out of memory); the command line prints the message and exits with 1."""
 
 
-class TrainingStopped(Exception):
-    """A run that was asked to stop by a signal, after it saved its state; the command line exits with 128 + signal."""
+class Stopped(Exception):
+    """Work that was asked to stop by a signal and can be gone on with; the command line exits with 128 + signal."""
+
+    def __init__(self, signal: int, go_on: str) -> None:
+        super().__init__(f"stopped by signal {signal}; go on with: {go_on}")
+        self.signal = signal
+
+
+class TrainingStopped(Stopped):
+    """A run that was asked to stop by a signal, after it saved its state."""
 
     def __init__(self, signal: int, run_dir: object) -> None:
-        super().__init__(f"stopped by signal {signal}; go on with: alltokens train --resume {run_dir}")
-        self.signal = signal
+        super().__init__(signal, f"alltokens train --resume {run_dir}")
 
 
 def unknown(kind: str, came: object, allowed: Iterable[str], hint: str = "") -> UserError:
