@@ -6,9 +6,11 @@ Shapes: B batch, C channels, H and W the network's input.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from alltokens.data.sources import open_scenes, open_source
 from alltokens.data.transforms import EvalTransform
 from alltokens.engine.assembly import build_eval_transform, build_train_transform
 from alltokens.engine.config import DataConfig, RunConfig
+from alltokens.engine.run_folder import write_atomically
 from alltokens.engine.runtime import Runtime
 from alltokens.errors import UserError
 from alltokens.labels.store import LabelStore
@@ -47,6 +50,7 @@ class Feed:
     evaluation_batch_size: int
     evaluation_forwards: int  # of the process that has the most
     skipped: dict[str, None]  # a line for each unreadable picture met by this process, in order
+    pictures: str  # how many, and a hash of their names and labels: the same in all processes
 
     @property
     def num_classes(self) -> int:
@@ -54,13 +58,19 @@ class Feed:
 
     def write_skipped(self, file: Path) -> None:
         if self.skipped:
-            file.write_text("".join(f"{line}\n" for line in self.skipped), encoding="utf-8")
+            write_atomically(file, "".join(f"{line}\n" for line in self.skipped).encode("utf-8", "backslashreplace"))
 
 
-def open_feed(config: RunConfig, runtime: Runtime) -> Feed:
-    """Open a run's training and validation pictures and check that they fit the recipe."""
+def open_feed(config: RunConfig, runtime: Runtime, shelf: dict[object, Any] | None = None) -> Feed:
+    """Open a run's training and validation pictures and check that they fit the recipe.
+
+    A process that trains several times gives the same `shelf` each time: pictures decoded for the device cache stay
+    there.
+    """
     data, train = config.data, config.train
-    sources = _open_sources(data, runtime)
+    shelf = {} if shelf is None else shelf
+    places = (data.root, data.train, data.val, data.train_pictures, data.val_pictures, data.image_size)
+    sources = _kept(shelf, ("sources", places, data.num_classes), lambda: _open_sources(data, runtime))
     parts = runtime.world * train.accumulate
     if train.batch_size % parts:
         raise UserError(
@@ -76,7 +86,7 @@ def open_feed(config: RunConfig, runtime: Runtime) -> Feed:
     batch = config.evaluation.batch_size or train.batch_size
     batch = min(-(-batch // runtime.world), -(-len(sources["val"]) // runtime.world))
     if data.cache == "device":
-        sampler, batches, evaluate = _cached(config, runtime, sources, labels, batch, skipped)
+        sampler, batches, evaluate = _cached(config, runtime, sources, labels, batch, skipped, shelf)
     else:
         sampler, batches, evaluate = _loaded(config, runtime, sources, labels, batch)
     longest = len(evaluation_indices(len(sources["val"]), 0, runtime.world))
@@ -90,7 +100,16 @@ def open_feed(config: RunConfig, runtime: Runtime) -> Feed:
         evaluation_batch_size=batch,
         evaluation_forwards=-(-longest // batch),
         skipped=skipped,
+        pictures=f"{sampler.length} + {len(sources['val'])} pictures"
+        + (f" ({_fingerprint(sources['train'])}, {_fingerprint(sources['val'])})" if runtime.world > 1 else ""),
     )
+
+
+def _fingerprint(source: PictureSource) -> str:
+    digest = hashlib.sha256(source.labels.tobytes())
+    for key in source.keys:
+        digest.update(key.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()[:8]
 
 
 def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | None = None) -> PictureSource:
@@ -221,6 +240,7 @@ def _cached(
     labels: LabelStore | None,
     evaluation_batch: int,
     skipped: dict[str, None],
+    shelf: dict[object, Any],
 ) -> tuple[EpochSampler, Batches, Batches]:
     """Everything decoded once, on the device; evaluation pictures after their transform, so exactly as loaded."""
     data, augment, device = config.data, config.augment, runtime.device
@@ -229,16 +249,23 @@ def _cached(
     if (data.train or data.root) == "scenes":
         size = data.cache_size or data.image_size  # they are drawn at that size
     workers = _workers(data) if (data.train or data.root) != "scenes" else 0
-    cache = cache_pictures(
-        sources["train"],
-        size,
-        device,
-        workers=workers,
-        max_pixels=data.max_pixels,
-        on_bad_picture="skip" if skip else "error",
+    same = (data.root, data.train, data.val, data.train_pictures, data.val_pictures, data.image_size, size, skip)
+    cache = _kept(
+        shelf,
+        ("pictures", same),
+        lambda: cache_pictures(
+            sources["train"],
+            size,
+            device,
+            workers=workers,
+            max_pixels=data.max_pixels,
+            on_bad_picture="skip" if skip else "error",
+        ),
     )
     skipped |= dict.fromkeys(cache.trouble)
-    maps = labels.read(list(cache.keys)).to(device) if labels is not None else None
+    maps = None
+    if labels is not None:
+        maps = _kept(shelf, ("maps", same, data.labels), lambda: labels.read(list(cache.keys)).to(device))
     sampler = _sampler(config, runtime, len(cache))
     transform = DeviceAugment(
         build_train_transform(augment, data),
@@ -254,12 +281,17 @@ def _cached(
     dataset = PictureDataset(
         sources["val"], raw, max_pixels=data.max_pixels, on_bad_picture="mark" if skip else "error"
     )
-    kept = [
-        sample._replace(image=sample.image.round().to(torch.uint8)).to(device)
-        for sample in evaluation_loader(
-            dataset, evaluation_batch, rank=runtime.rank, world=runtime.world, workers=workers, pin_memory=False
-        )
-    ]
+    seen = (same, augment.crop_fraction, augment.evaluation, evaluation_batch)
+    kept = _kept(
+        shelf,
+        ("evaluation", seen),
+        lambda: [
+            sample._replace(image=sample.image.round().to(torch.uint8)).to(device)
+            for sample in evaluation_loader(
+                dataset, evaluation_batch, rank=runtime.rank, world=runtime.world, workers=workers, pin_memory=False
+            )
+        ],
+    )
     mean = 255 * torch.tensor(augment.mean, device=device)[:, None, None]
     std = 255 * torch.tensor(augment.std, device=device)[:, None, None]
 
@@ -271,6 +303,12 @@ def _cached(
         lambda: device_batches(cache, transform, sampler, maps),
         lambda: (sample._replace(image=normalised(sample.image)) for sample in kept),
     )
+
+
+def _kept(shelf: dict[object, Any], key: object, make: Callable[[], Any]) -> Any:
+    if key not in shelf:
+        shelf[key] = make()
+    return shelf[key]
 
 
 def _epoch(sampler: EpochSampler, batches: Batches, epoch: int, start: int) -> Iterable[Sample]:

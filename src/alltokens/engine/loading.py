@@ -118,6 +118,10 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
+    if dataclasses.is_dataclass(kind):  # in a list
+        if not isinstance(value, Mapping):
+            raise UserError(f"{place}: expected settings as 'key: value', got {value!r}")
+        return build(typing.cast(type, kind), value, place)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
