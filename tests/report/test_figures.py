@@ -146,7 +146,8 @@ def test_label_map_shows_first_class_and_true_probability():
 
 
 def test_token_targets_leave_places_without_a_label_white():
-    targets = TokenTargets.of_classes(torch.tensor([1, 2]), (2, 2), 3, smoothing=0.3)
+    labels = at.smooth_one_hot(torch.tensor([1, 2]), 3, 0.3)
+    targets = TokenTargets.of_pictures(labels, (2, 2))
     targets = targets._replace(weight=torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 1]]))
     drawn = panels(figures.token_targets(targets, names=NAMES))
     first, sure = drawn[0][1][0], drawn[1][1][0]
@@ -207,7 +208,7 @@ def a_batch():
         (at.MixPlan.identity(4, (8, 8)), pictures(4), 9),
         (a_batch(), None, 4),
         (LabelMap(torch.zeros(1, 2, 2, dtype=torch.int64), torch.zeros(1, 2, 2)), pictures(1)[0], 3),
-        (TokenTargets.of_classes(torch.tensor([1, 2]), (2, 2), 3), pictures(2), 6),
+        (TokenTargets.of_pictures(torch.eye(3)[1:], (2, 2)), pictures(2), 6),
         (TokenOutput(torch.rand(2, 3), torch.rand(2, 4, 3)), pictures(2), 6),
         (pictures(1)[0], None, 1),
         (pictures(3), None, 3),

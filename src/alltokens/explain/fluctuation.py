@@ -10,7 +10,8 @@ the partner's share; the paper's figures may show one minus it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +25,18 @@ from alltokens.follow.families import find_route, followed_model, follower_suppo
 from alltokens.follow.route import Route, first_token
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
+from alltokens.supervision.embedding import grid_of, mix_embeddings
 
 DrawPlan = Callable[[int, torch.Generator], MixPlan]  # (number of pictures, generator) -> a plan for them
+
+
+class Followed(NamedTuple):
+    """Where the labels of a mixed batch have gone by TL-Align."""
+
+    share: Tensor  # (B,): the partner's share of what is classified
+    token_shares: Tensor  # (B, h', w'): of every patch after the last block
+    layers: Tensor  # (L, B): of what would be classified after every layer
+    grid: tuple[int, int]  # h and w of the tokens at the input
 
 
 class AlignmentError(NamedTuple):
@@ -49,37 +60,48 @@ def mixing_ratios(model: nn.Module, images: Tensor, plan: MixPlan) -> dict[str, 
       the input (nan), and models whose blocks cannot be read have none at all.
     """
     net = followed_model(working_copy(model))
-    parameter = next(net.parameters())
-    images, plan = images.detach().to(parameter.device, parameter.dtype), plan.to(parameter.device)
-    mixed = mix_images(images, plan)
-    aligner = TLAlign(net, layer_shares=True)
-    with aligner.follow(plan), torch.no_grad():
-        net(mixed)
-    layers = [layer.share for layer in aligner.layer_shares]
-    aligner.detach()
+    images, plan = _placed(net, images, plan)
+    followed = followed_shares(net, images, plan)
+    layers, grid = followed.layers, followed.grid
     count = len(layers) + 1
-    grid = aligner.route.grid(plan.image_size)
     ratios = {
         "area": plan.share.expand(count, -1),
         "token labeling": (plan.token_share(grid) > 0.5).float().mean((1, 2)).expand(count, -1),
     }
     if "transmix" in follower_support(net):
         follower = TransMix(net)
-        with follower.follow(plan), torch.no_grad():
+        with follower.follow(plan), _mixing(net, images, plan) as mixed:
             net(mixed)
         ratios["TransMix"] = follower.share.expand(count, -1)
         follower.detach()
-    ratios["TL-Align"] = torch.stack([plan.share.to(layers[0].dtype), *layers])
+    ratios["TL-Align"] = torch.cat([plan.share.to(layers.dtype).unsqueeze(0), layers])
     blocks = _blocks(net)
     if len(blocks) == len(layers):
-        own, both = _block_tokens(net, blocks, images), _block_tokens(net, blocks, mixed)
-        read_class = aligner.route.classified is first_token
+        own = _block_tokens(net, blocks, images)
+        with _mixing(net, images, plan) as mixed:
+            both = _block_tokens(net, blocks, mixed)
+        read_class = find_route(net, "tl_align").classified is first_token
         shares = [
             similarity_share(tokens, alone, alone[plan.partner], read_class)
             for tokens, alone in zip(both, own, strict=True)
         ]
         ratios["similarity"] = torch.stack([torch.full_like(shares[0], math.nan), *shares])
     return {name: ratio.float().cpu() for name, ratio in ratios.items()}
+
+
+def followed_shares(model: nn.Module, images: Tensor, plan: MixPlan) -> Followed:
+    """The shares of `images` (B, 3, H, W), which `plan` mixes where it says, followed through the model."""
+    net = followed_model(working_copy(model))
+    images, plan = _placed(net, images, plan)
+    aligner = TLAlign(net, layer_shares=True)
+    with aligner.follow(plan), _mixing(net, images, plan) as mixed:
+        net(mixed)
+    tokens, grid = aligner.token_shares, aligner.route.grid(plan.image_size)
+    last = (aligner.route.last_grid or aligner.route.grid)(plan.image_size)
+    if tokens.shape[1] != last[0] * last[1]:
+        last = grid_of(tokens.shape[1], plan.image_size)
+    layers = torch.stack([layer.share for layer in aligner.layer_shares])
+    return Followed(aligner.share.cpu(), tokens.reshape(-1, *last).cpu(), layers.cpu(), grid)
 
 
 def similarity_share(mixed: Tensor, own: Tensor, partner: Tensor, class_token: bool) -> Tensor:
@@ -136,21 +158,38 @@ def alignment_error(
     if draws < 1 or not images:
         raise UserError(f"an error needs pictures and at least one draw, got {len(images)} batches and {draws} draws")
     net = followed_model(working_copy(model))
-    parameter = next(net.parameters())
     aligner = TLAlign(net)
     errors: list[float] = []
     for number in range(draws):
         generator = torch.Generator().manual_seed(seed + number)
         squares: list[Tensor] = []
         for batch in images:
-            plan = draw(len(batch), generator).to(parameter.device)
-            with aligner.follow(plan), torch.no_grad():
-                net(mix_images(batch.to(parameter.device, parameter.dtype), plan))
+            plan = draw(len(batch), generator)
+            placed, plan = _placed(net, batch, plan)
+            with aligner.follow(plan), _mixing(net, placed, plan) as mixed:
+                net(mixed)
             squares.append((aligner.share - plan.share).square())
         errors.append(float(torch.cat(squares).double().mean().sqrt()))
     values = torch.tensor(errors, dtype=torch.float64)
     spread = float(values.std()) if draws > 1 else 0.0
     return AlignmentError(float(values.mean()), spread, sum(len(batch) for batch in images), draws)
+
+
+def _placed(net: nn.Module, images: Tensor, plan: MixPlan) -> tuple[Tensor, MixPlan]:
+    """Both where the network is."""
+    parameter = next(net.parameters())
+    return images.detach().to(parameter.device, parameter.dtype), plan.to(parameter.device)
+
+
+@contextmanager
+def _mixing(net: nn.Module, images: Tensor, plan: MixPlan) -> Iterator[Tensor]:
+    """Inside, `net(what comes)` sees the pictures mixed where the plan mixes: pixels, or what is embedded of them."""
+    with torch.no_grad():
+        if plan.place == "pixels":
+            yield mix_images(images, plan)
+        else:
+            with mix_embeddings(net, plan):
+                yield images
 
 
 def _unit(tokens: Tensor) -> Tensor:

@@ -115,9 +115,7 @@ class Explainer:
         with torch.no_grad():
             tokens = net(images, tokens=True).token_logits.softmax(-1)  # (B, N, K)
         wanted = tokens.gather(2, classes[:, None, None].expand(-1, tokens.shape[1], 1))
-        if hasattr(net, "token_grid"):
-            return wanted.reshape(-1, *net.token_grid(_size(images)))
-        return wanted.reshape(-1, *net.patch_embed.dynamic_feat_size(_size(images)))
+        return wanted.reshape(-1, *token_grid_of(net, _size(images)))
 
     def _patches(self, parts: Tensor, images: Tensor) -> Tensor:
         _, route = self._followable()
@@ -151,6 +149,12 @@ _CHECKS: dict[str, Callable[[nn.Module, Route], None]] = {
     "attribution": check_attribution,
     "class_attention": _check_class_attention,
 }
+
+
+def token_grid_of(net: Any, image_size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of the tokens that a dense head classifies."""
+    rows, columns = (getattr(net, "token_grid", None) or net.patch_embed.dynamic_feat_size)(image_size)
+    return int(rows), int(columns)
 
 
 def _has_dense_head(net: nn.Module) -> bool:

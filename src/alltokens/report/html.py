@@ -36,6 +36,11 @@ def write_page(template: str, out: Path, **context: Any) -> int:
     return len(page)
 
 
+def render(template: str, **context: Any) -> Markup:
+    """A part of a page; what goes into it is escaped."""
+    return Markup(_environment().get_template(template).render(context))
+
+
 def picture_uri(picture: Image.Image, side: int) -> str:
     """The picture with its longer side at most `side`, as a data URI."""
     small = picture.copy()

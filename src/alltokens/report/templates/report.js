@@ -1,0 +1,41 @@
+// The report: curves (charts.js), label maps and token predictions under the pointer (cells.js), shares of tokens.
+
+for (const box of document.querySelectorAll(".cells[data-map]")) {
+  const { map, names } = JSON.parse(box.querySelector("script").textContent);
+  const cells = new Cells(box, map, names);
+  cells.ready();
+  cells.draw("classes", 0.65);
+  const chips = element("ul", { className: "chips" });
+  for (const { id, cells: count } of cells.order.slice(0, 4)) {
+    const swatch = element("span", { className: "swatch" });
+    swatch.style.setProperty("--colour", `rgb(${cells.colourOf(id).join(" ")})`);
+    const chip = element("button", { type: "button", ariaPressed: "false", title: "Share of cells where it comes first; press for its heat" },
+      swatch, element("span", { className: "name" }, names[id] ?? String(id)), ` ${percent(count / cells.map.cells, 0)}`);
+    chip.addEventListener("click", () => {
+      const on = chip.ariaPressed !== "true";
+      for (const other of chips.querySelectorAll("button")) other.ariaPressed = "false";
+      chip.ariaPressed = String(on);
+      cells.draw(on ? id : "classes", 0.65);
+    });
+    chips.append(element("li", {}, chip));
+  }
+  box.after(chips);
+}
+
+// Squares of tokens: the pointer reads the partner's share of each.
+for (const box of document.querySelectorAll(".shares")) {
+  const { rows, columns, values } = JSON.parse(box.querySelector("script").textContent);
+  box.addEventListener("pointermove", (event) => {
+    const area = box.getBoundingClientRect();
+    const column = Math.min(columns - 1, Math.floor(((event.clientX - area.left) / area.width) * columns));
+    const row = Math.min(rows - 1, Math.floor(((event.clientY - area.top) / area.height) * rows));
+    const value = values[row * columns + column];
+    if (value !== undefined) tip.show(event.clientX, event.clientY, `partner ${percent(value)}`);
+  });
+  box.addEventListener("pointerleave", () => tip.hide());
+}
+
+for (const cell of document.querySelectorAll("[data-tip]")) {
+  cell.addEventListener("pointermove", (event) => tip.show(event.clientX, event.clientY, cell.dataset.tip));
+  cell.addEventListener("pointerleave", () => tip.hide());
+}
