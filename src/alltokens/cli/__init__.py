@@ -18,6 +18,7 @@ from alltokens.version import __version__
 VERBS = {
     "train": "train a model by a recipe, or go on with a run",
     "evaluate": "top-1, top-5 and loss of a run or a model",
+    "report": "one HTML page of what became of runs",
     "labels": "look into label maps, verify, import and export them",
     "recipes": "list the packaged recipes, show or copy one",
     "models": "list models with their cost",
