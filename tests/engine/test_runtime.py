@@ -3,7 +3,7 @@
 import pytest
 
 from alltokens.engine.config import TrainConfig
-from alltokens.engine.runtime import _join_slurm, _refuse_contradictions, first_host
+from alltokens.engine.runtime import _refuse_contradictions, first_host, join_slurm
 from alltokens.errors import UserError
 
 
@@ -35,12 +35,12 @@ def test_srun_is_understood_and_a_launcher_has_precedence():
         "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "123456",
     }  # fmt: skip
     environment = dict(slurm)
-    _join_slurm(environment)
+    join_slurm(environment)
     expected = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu07", "MASTER_PORT": "23456"}
     assert {name: environment[name] for name in expected} == expected
     for untouched in ({**slurm, "RANK": "0"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
         environment = dict(untouched)
-        _join_slurm(environment)
+        join_slurm(environment)
         assert environment == untouched
 
 

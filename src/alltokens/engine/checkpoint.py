@@ -100,12 +100,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = file.metadata() or {}
             if header.get("format") != str(FORMAT):
                 raise UserError(f"{path}: a checkpoint of format {header.get('format')}, this version reads {FORMAT}")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(header["facts"])  # noqa: SIM118
+            facts = json.loads(header["facts"])
+            if not isinstance(facts, dict):
+                raise KeyError("facts")
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except FileNotFoundError:
-        raise UserError(
-            f"{path} is not there: the run was stopped before its first checkpoint; start it anew"
-        ) from None
-    except (safetensors.SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is not there") from None
+    except (safetensors.SafetensorError, OSError, KeyError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path} is broken and cannot be read: {error}") from None
 
 

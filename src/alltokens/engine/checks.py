@@ -64,6 +64,7 @@ def _ranges(config: RunConfig) -> None:
         "supervision.mixer.alpha": mixer.alpha,
         "supervision.mixer.mixup_alpha": mixer.mixup_alpha,
         "optimizer.clip_norm": config.optimizer.clip_norm,
+        "train.timeout_minutes": train.timeout_minutes,
         "optimizer.lr_per": config.optimizer.lr_per,
         "checkpoint.every_minutes": config.checkpoint.every_minutes,
         "optimizer.layer_decay": config.optimizer.layer_decay,

@@ -216,6 +216,8 @@ class TrainConfig:
     """Keep an exponential moving average of the weights, evaluate and save it too."""
     ema_warmup: bool = True
     """Let the average forget its start: decay min(ema_decay, (1 + t) / (10 + t)) at update t."""
+    timeout_minutes: float = 30.0
+    """Of several processes: how long one waits for another before it ends and names it."""
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -225,6 +227,8 @@ class EvaluationConfig:
     every_epochs: int = 1
     batch_size: int | None = None
     """The default is that of training."""
+    compiled: bool = True
+    """Evaluate with what train.compile made, too; false saves compiling it, which pays in short runs."""
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,16 @@ def _fingerprint(source: PictureSource) -> str:
     return digest.hexdigest()[:8]
 
 
+TRAVELS = ("pictures", "evaluation", "maps")
+
+
+def decoded(config: RunConfig, runtime: Runtime, shelf: dict[object, Any]) -> dict[object, Any]:
+    """What other processes may start from instead of decoding for themselves; `runtime` is one on the CPU."""
+    open_feed(config, runtime, shelf)
+    names = {key: key[0] if isinstance(key[0], str) else key[0][0] for key in shelf if isinstance(key, tuple)}
+    return {key: value for key, value in shelf.items() if names.get(key) in TRAVELS}
+
+
 def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | None = None) -> PictureSource:
     """One split of a recipe's pictures; `class_names` of the training split make the labels of the other agree."""
     where = {"train": data.train, "val": data.val}[split] or data.root
@@ -250,7 +260,8 @@ def _cached(
         size = data.cache_size or data.image_size  # they are drawn at that size
     workers = _workers(data) if (data.train or data.root) != "scenes" else 0
     same = (data.root, data.train, data.val, data.train_pictures, data.val_pictures, data.image_size, size, skip)
-    cache = _kept(
+    cache = _kept_on(
+        device,
         shelf,
         ("pictures", same),
         lambda: cache_pictures(
@@ -265,11 +276,13 @@ def _cached(
     skipped |= dict.fromkeys(cache.trouble)
     maps = None
     if labels is not None:
-        maps = _kept(shelf, ("maps", same, data.labels), lambda: labels.read(list(cache.keys)).to(device))
+        maps = _kept_on(device, shelf, ("maps", same, data.labels), lambda: labels.read(list(cache.keys)))
     sampler = _sampler(config, runtime, len(cache))
-    transform = DeviceAugment(
-        build_train_transform(augment, data),
-        backend="inductor" if config.train.compile not in ("off", "aot_eager") else None,
+    backend = "inductor" if config.train.compile not in ("off", "aot_eager") else None
+    transform = _kept(
+        shelf,
+        ("augmentation", augment, data.image_size, backend),
+        lambda: DeviceAugment(build_train_transform(augment, data), backend=backend),
     )
     raw = EvalTransform(  # 0 to 255, to be kept as bytes
         data.image_size,
@@ -282,11 +295,12 @@ def _cached(
         sources["val"], raw, max_pixels=data.max_pixels, on_bad_picture="mark" if skip else "error"
     )
     seen = (same, augment.crop_fraction, augment.evaluation, evaluation_batch)
-    kept = _kept(
+    kept = _kept_on(
+        device,
         shelf,
         ("evaluation", seen),
         lambda: [
-            sample._replace(image=sample.image.round().to(torch.uint8)).to(device)
+            sample._replace(image=sample.image.round().to(torch.uint8))
             for sample in evaluation_loader(
                 dataset, evaluation_batch, rank=runtime.rank, world=runtime.world, workers=workers, pin_memory=False
             )
@@ -309,6 +323,15 @@ def _kept(shelf: dict[object, Any], key: object, make: Callable[[], Any]) -> Any
     if key not in shelf:
         shelf[key] = make()
     return shelf[key]
+
+
+def _kept_on(device: torch.device, shelf: dict[object, Any], key: object, make: Callable[[], Any]) -> Any:
+    """The same for what has `.to`, or a list of it; another process may have put it there, on the CPU."""
+    value = _kept(shelf, key, make)
+    if shelf.get((key, "device")) != device:
+        value = [part.to(device) for part in value] if isinstance(value, list) else value.to(device)
+        shelf[key], shelf[(key, "device")] = value, device
+    return value
 
 
 def _epoch(sampler: EpochSampler, batches: Batches, epoch: int, start: int) -> Iterable[Sample]:

@@ -16,14 +16,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 from alltokens.engine.config import RunConfig
 from alltokens.engine.loading import build, read_yaml, to_yaml
-from alltokens.errors import UserError
+from alltokens.errors import TrainingFailed, UserError
 from alltokens.version import __version__
 
 
@@ -49,18 +50,23 @@ class RunFolder:
 
         A record lock, not flock: loader workers, which are forked, must not inherit it and outlive us with it.
         """
-        self._lock = (self.path / ".lock").open("w")
+        with writing(self.path / ".lock"):
+            self._lock = (self.path / ".lock").open("w")
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self.release()
             raise UserError(f"{self.path} is in use by another process") from None
+        for left in (*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp"), *self.path.glob("weights/*/.*.tmp")):
+            with suppress(OSError):  # what a killed process was writing when it ended
+                left.unlink()
 
     def release(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def create(self, config: RunConfig, recipe: str, command: Sequence[str]) -> None:
+    def create(self, config: RunConfig, recipe: str, command: Sequence[str], weights_from: str | None = None) -> None:
         if self.config_file.exists():
             raise UserError(
                 f"{self.path} already holds a run. Go on with it: alltokens train --resume {self.path}; "
@@ -69,16 +75,25 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.weights.mkdir(exist_ok=True)
-            self.lock()
-            write_atomically(self.facts_file, json.dumps(run_facts(config, recipe, command), indent=2) + "\n")
-            write_atomically(self.config_file, to_yaml(config))
         except OSError as error:
             raise UserError(f"cannot write the run folder {self.path}: {error.strerror}") from None
+        self.lock()
+        facts = run_facts(config, recipe, command)
+        facts["weights_from"] = None if weights_from is None else str(Path(weights_from).resolve())
+        write_atomically(self.facts_file, json.dumps(facts, indent=2) + "\n")
+        write_atomically(self.config_file, to_yaml(config))  # the last: with it the folder holds a run
+
+    def weights_from(self) -> str | None:
+        """The weights that the run began with, for one that was stopped before its first checkpoint."""
+        try:
+            return json.loads(self.facts_file.read_text(encoding="utf-8")).get("weights_from")
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(f"{self.facts_file} cannot be read: {error}") from None
 
     def log(self, **values: Any) -> None:
         """One line of metrics.jsonl; JSON has no infinity or NaN, so those become null."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        with self.metrics_file.open("a", encoding="utf-8") as file:
+        with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
 
     def metrics_size(self) -> int:
@@ -87,7 +102,8 @@ class RunFolder:
     def cut_metrics(self, size: int) -> None:
         """Forget the lines written after the checkpoint that a resumed run starts from."""
         if self.metrics_size() > size:
-            os.truncate(self.metrics_file, size)
+            with writing(self.metrics_file):
+                os.truncate(self.metrics_file, size)
 
 
 def load_config(run_dir: Path) -> RunConfig:
@@ -103,8 +119,15 @@ def load_config(run_dir: Path) -> RunConfig:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl. One that a kill cut off at the end is no line yet; any other damage is an error."""
     file = RunFolder(run_dir).metrics_file
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    if not file.exists():
+        return []
+    *lines, _ = file.read_bytes().split(b"\n")
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: a line of it is no JSON ({error})") from None
 
 
 def run_facts(config: RunConfig, recipe: str, command: Sequence[str]) -> dict[str, Any]:
@@ -141,14 +164,40 @@ def git_state() -> dict[str, Any] | None:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write aside, flush to the disk, rename: whoever reads `path` sees the old content or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     data = content.encode() if isinstance(content, str) else content
+    with writing(path):
+        # Not the parents too: where a run's folder was removed, none may grow anew.
+        path.parent.mkdir(exist_ok=True)
+        try:
+            with aside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+            _flush_folder(path.parent)
+        finally:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A disk that is full, a permission that was lost, a folder that is gone: one sentence, and the run has failed."""
     try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        yield
+    except OSError as error:
+        gone = "" if path.parent.exists() else "; its folder is gone"
+        raise TrainingFailed(
+            f"cannot write {path}: {error.strerror or error}{gone}. What was written before is whole; once it can be "
+            "written again, go on with: alltokens train --resume RUN"
+        ) from None
+
+
+def _flush_folder(folder: Path) -> None:
+    """The rename itself must be on the disk too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        aside.unlink(missing_ok=True)
+        os.close(descriptor)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +15,7 @@ from torch import nn
 
 from alltokens.engine import checks
 from alltokens.engine.assembly import build_net, build_step
-from alltokens.engine.config import RunConfig
+from alltokens.engine.config import RecipeCard, RunConfig
 from alltokens.engine.feeding import Feed, open_feed
 from alltokens.engine.loading import flatten, to_mapping, to_yaml
 from alltokens.engine.metrics import Scores
@@ -21,6 +24,7 @@ from alltokens.engine.progress import Progress, closing_table, duration
 from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.engine.runtime import Runtime, network, start_runtime
 from alltokens.engine.schedule import peak_rate, total_epochs
+from alltokens.engine.together import same_everywhere, together
 from alltokens.engine.trainer import Trainer
 from alltokens.errors import TrainingFailed, UserError
 from alltokens.models.cost import gmacs, parameter_count
@@ -29,12 +33,26 @@ from alltokens.models.weights import load_weights
 DRY_RUN_UPDATES = 3  # timed after a first one
 
 
+@dataclass
+class Kept:
+    """What a process that trains several times keeps: decoded pictures, and steps that are compiled already.
+
+    A run finds its step again if only its seed is another: fresh weights are written into the same tensors. Its result
+    is the same as in a process of its own.
+    """
+
+    pictures: dict[object, Any] = field(default_factory=dict[object, Any])
+    steps: dict[str, tuple[Runtime, nn.Module]] = field(default_factory=dict[str, tuple[Runtime, nn.Module]])
+
+
 class RunResult(NamedTuple):
     run_dir: Path
     best_top1: float
     best_epoch: int
     scores: Scores | None  # of the last evaluation; None if the run was complete before
     seconds: float  # spent training
+    net: nn.Module  # as trained last
+    feed: Feed
 
 
 def train(
@@ -45,24 +63,41 @@ def train(
     weights_from: str | None = None,
     command: Sequence[str] = (),
     quiet: bool = False,
+    deadline: float | None = None,
+    kept: Kept | None = None,
 ) -> RunResult:
-    """Train a recipe from the start, in a new run folder (by default runs/<recipe>-<time>)."""
+    """Train a recipe from the start, in a new run folder (by default runs/<recipe>-<time>).
+
+    `deadline`, a time of time.monotonic(), stops it as a signal would. `kept` is for a process that trains several
+    times, and is alone.
+    """
     checks.check(config)
-    runtime = start_runtime(config.train, config.log.trackers, str(run_dir) if run_dir else None)
-    chosen = run_dir or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = RunFolder(Path(runtime.agree(str(chosen))))
-    feed = open_feed(config, runtime)
-    step, optimizer, generator = prepare(config, runtime, feed, weights_from)
-    if runtime.is_main:
-        folder.create(config, recipe, command)
-    runtime.wait()
-    return _run(
-        config, runtime, folder, feed, Trainer(config, runtime, folder, feed, step, optimizer, generator), quiet
-    )
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        if run_dir is None:
+            raise UserError("torchrun --max-restarts starts this command again: say --run-dir, to find the run again")
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and RunFolder(run_dir).config_file.exists():
+            return resume(run_dir, config=config, command=command, quiet=quiet, deadline=deadline, kept=kept)
+    runtime = _runtime(config, run_dir, kept)
+    with together(runtime):
+        feed, step, optimizer, generator = _prepared(config, runtime, weights_from, kept)
+        chosen = run_dir or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = RunFolder(Path(runtime.agree(str(chosen))))
+        if runtime.is_main:
+            folder.create(config, recipe, command, weights_from)
+        runtime.wait()
+        trainer = Trainer(config, runtime, folder, feed, step, optimizer, generator)
+        trainer.deadline = deadline
+        return _run(config, runtime, folder, feed, trainer, quiet)
 
 
 def resume(
-    run_dir: Path, *, config: RunConfig | None = None, command: Sequence[str] = (), quiet: bool = False
+    run_dir: Path,
+    *,
+    config: RunConfig | None = None,
+    command: Sequence[str] = (),
+    quiet: bool = False,
+    deadline: float | None = None,
+    kept: Kept | None = None,
 ) -> RunResult:
     """Go on exactly where a run stopped. `config`, if given, must say what the run's own says."""
     own = load_config(run_dir)
@@ -73,15 +108,19 @@ def resume(
             f"a resumed run keeps its settings, these differ: {'; '.join(changed)}. "
             "To train on with others, start a new run with --weights-from"
         )
-    runtime = start_runtime(own.train, own.log.trackers, str(run_dir))
-    folder = RunFolder(run_dir)
-    feed = open_feed(own, runtime)
-    step, optimizer, generator = prepare(own, runtime, feed, weights_from=None)
-    if runtime.is_main:
-        folder.lock()
-    trainer = Trainer(own, runtime, folder, feed, step, optimizer, generator)
-    trainer.restore()
-    return _run(own, runtime, folder, feed, trainer, quiet)
+    runtime, folder = _runtime(own, run_dir, kept), RunFolder(run_dir)
+    with together(runtime):
+        if runtime.is_main:
+            folder.lock()
+        begun = runtime.agree(folder.last_checkpoint.exists())
+        feed, step, optimizer, generator = _prepared(own, runtime, None if begun else folder.weights_from(), kept)
+        trainer = Trainer(own, runtime, folder, feed, step, optimizer, generator)
+        trainer.deadline = deadline
+        if begun:
+            trainer.restore()
+        elif runtime.is_main:  # stopped before its first checkpoint: from the start
+            folder.cut_metrics(0)
+        return _run(own, runtime, folder, feed, trainer, quiet)
 
 
 def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
@@ -134,10 +173,7 @@ def prepare(
     config: RunConfig, runtime: Runtime, feed: Feed, weights_from: str | None
 ) -> tuple[nn.Module, Any, torch.Generator]:
     """Network, step and optimizer on their device, wrapped for the processes at hand; and this rank's generator."""
-    torch.manual_seed(config.train.seed)  # the fresh weights: the same in every process
-    net = build_net(config, feed.num_classes)
-    if weights_from is not None:
-        load_weights(net, weights_from)
+    net = _fresh_net(config, feed, weights_from)
     if config.train.checkpoint_activations:
         if not hasattr(net, "set_grad_checkpointing"):
             raise UserError(f"train.checkpoint_activations: {config.model.name} cannot recompute activations")
@@ -150,6 +186,49 @@ def prepare(
     step, optimizer = runtime.accelerator.prepare(step, optimizer)
     torch.manual_seed(config.train.seed + runtime.rank)  # stochastic depth differs between processes
     return step, optimizer, torch.Generator().manual_seed(config.train.seed + runtime.rank)
+
+
+def _fresh_net(config: RunConfig, feed: Feed, weights_from: str | None) -> nn.Module:
+    torch.manual_seed(config.train.seed)  # the fresh weights: the same in every process
+    net = build_net(config, feed.num_classes)
+    if weights_from is not None:
+        load_weights(net, weights_from)
+    return net
+
+
+def _runtime(config: RunConfig, run_dir: Path | None, kept: Kept | None) -> Runtime:
+    if kept is not None and (there := kept.steps.get(_step_key(config))):
+        return there[0]
+    return start_runtime(config.train, config.log.trackers, str(run_dir) if run_dir else None)
+
+
+def _step_key(config: RunConfig) -> str:
+    """The same for runs that differ in their seed alone."""
+    return to_yaml(dataclasses.replace(config, about=RecipeCard(), train=dataclasses.replace(config.train, seed=0)))
+
+
+def _prepared(
+    config: RunConfig, runtime: Runtime, weights_from: str | None, kept: Kept | None
+) -> tuple[Feed, nn.Module, Any, torch.Generator]:
+    """The feed, and what `prepare` gives: made anew, or taken from what is kept."""
+    feed = open_feed(config, runtime, None if kept is None else kept.pictures)
+    same_everywhere(runtime, settings=to_yaml(config), pictures=feed.pictures)
+    if kept is None:
+        return feed, *prepare(config, runtime, feed, weights_from)
+    key = _step_key(config)
+    if key not in kept.steps:
+        step, optimizer, generator = prepare(config, runtime, feed, weights_from)
+        kept.steps[key] = (runtime, step)
+        return feed, step, optimizer, generator
+    assert runtime.world == 1, "several processes would share what is kept here"
+    step = kept.steps[key][1]
+    net = network(step)
+    net.load_state_dict(_fresh_net(config, feed, weights_from).state_dict())
+    peak = peak_rate(config.optimizer, config.train.batch_size)
+    runtime.accelerator._optimizers.clear()  # of the run before, with its moments
+    optimizer = runtime.accelerator.prepare(build_optimizer(net, config.optimizer, peak, runtime.device))
+    torch.manual_seed(config.train.seed)
+    return feed, step, optimizer, torch.Generator().manual_seed(config.train.seed)
 
 
 def _run(
@@ -183,7 +262,8 @@ def _run(
     at = trainer.position
     if not quiet:
         closing_table(_closing(config, folder, feed, trainer, done_before))
-    return RunResult(folder.path, at.best_top1, at.best_epoch, trainer.last_scores, at.seconds)
+    net = network(trainer.step)
+    return RunResult(folder.path, at.best_top1, at.best_epoch, trainer.last_scores, at.seconds, net, feed)
 
 
 def _introduction(config: RunConfig, runtime: Runtime, feed: Feed, step: nn.Module) -> list[str]:

@@ -25,7 +25,6 @@ from torch import nn
 from alltokens.engine.config import TrainConfig
 from alltokens.errors import UserError
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 _PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -79,7 +78,7 @@ class Runtime:
 
 def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: str | None = None) -> Runtime:
     """Join the other processes and set device, precision and sharding up. Once per run."""
-    _join_slurm(os.environ)
+    join_slurm(os.environ)
     _refuse_contradictions(config, os.environ)
     _check_trackers(trackers)
     spoken = set(os.environ)
@@ -106,7 +105,7 @@ def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: 
         dynamo_plugin=_dynamo_plugin(config),
         log_with=list(trackers) or None,
         project_dir=run_dir,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=config.timeout_minutes))],
     )
     for name in set(os.environ) - spoken:  # accelerate notes its plugins down for itself; the next run has its own
         if name.startswith(("ACCELERATE_", "FSDP_")):
@@ -178,7 +177,7 @@ def _refuse_contradictions(config: TrainConfig, environment: MutableMapping[str,
             del environment[name]  # said and checked; accelerate must not act on it a second time
 
 
-def _join_slurm(environment: MutableMapping[str, str]) -> None:
+def join_slurm(environment: MutableMapping[str, str]) -> None:
     """srun starts the processes but does not speak torch's language: translate, unless a launcher already has."""
     if "RANK" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return

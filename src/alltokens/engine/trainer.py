@@ -7,6 +7,7 @@ log and checkpoint, and can stop and go on at any update.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -30,7 +31,7 @@ from alltokens.engine.run_folder import RunFolder, write_atomically
 from alltokens.engine.runtime import Runtime, network
 from alltokens.engine.schedule import learning_rate, peak_rate, total_epochs
 from alltokens.engine.signals import StopRequest
-from alltokens.errors import TrainingFailed, TrainingStopped
+from alltokens.errors import TrainingFailed, TrainingStopped, UserError
 from alltokens.evaluate.scoring import score
 from alltokens.models.weights import save_weights
 
@@ -74,6 +75,7 @@ class Trainer:
         self.epochs = math.ceil(total_epochs(train.epochs, config.schedule))
         self.position = Position()
         self.last_scores: Scores | None = None
+        self.deadline: float | None = None  # of time.monotonic(): stop then, as if asked to by SIGALRM
         self._window: list[Tensor] = []  # losses since the last log line, on the device
         self._window_start = time.perf_counter()
         self._saved_at = time.monotonic()
@@ -137,6 +139,8 @@ class Trainer:
         return batch
 
     def _must_stop(self, stop: StopRequest) -> bool:
+        if self.deadline is not None and time.monotonic() >= self.deadline and not stop.received:
+            stop.received = signal.SIGALRM
         if self.runtime.world == 1:
             return stop.received != 0
         if self.position.update % AGREE_EVERY:
@@ -202,8 +206,9 @@ class Trainer:
         progress.evaluated(epoch=at.epoch, train_loss=train_loss, scores=scores, best=at.best_top1)
 
     def _scores(self) -> Scores:
+        compiled = self.config.evaluation.compiled
         return score(
-            self.step,
+            self.step if compiled else getattr(self.step, "_orig_mod", self.step),
             self.feed.evaluation_batches(),
             forwards=self.feed.evaluation_forwards,
             batch_size=self.feed.evaluation_batch_size,
@@ -245,12 +250,24 @@ class Trainer:
     def restore(self) -> None:
         """Go back to the last checkpoint of the run's folder."""
         tensors, facts = checkpoint.read(self.folder.last_checkpoint)
-        runtime = self.runtime
-        if facts["world"] != runtime.world:
+        if facts.get("world") != self.runtime.world:
             raise TrainingFailed(
-                f"the run was made with {facts['world']} processes, this is {runtime.world}: "
+                f"the run was made with {facts.get('world')} processes, this is {self.runtime.world}: "
                 "it can only go on exactly with as many"
             )
+        try:
+            self._take_over(tensors, facts)
+        except (UserError, TrainingFailed):
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"{self.folder.last_checkpoint} is no checkpoint of this run ({type(error).__name__}: {reason}); "
+                "put another one of its checkpoints in its place, or start anew"
+            ) from None
+
+    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        runtime = self.runtime
         checkpoint.restore(self.step, self._bare_optimizer, self.average, tensors, facts)
         own = {
             name.rpartition(".")[2]: value
