@@ -176,6 +176,7 @@ def _rebound(function: Callable[..., Any], attention: Callable[..., Tensor]) -> 
     }
     known = function.__globals__
     changed = {**known, **{name: new for name, new in names.items() if name in known}}
+    changed.pop("__name__", None)  # or dynamo (torch 2.11) would look the names up in timm's own module
     twin = types.FunctionType(
         function.__code__, changed, function.__name__, function.__defaults__, function.__closure__
     )
