@@ -11,13 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from alltokens.errors import TrainingFailed, TrainingStopped, UserError
+from alltokens.errors import Stopped, TrainingFailed, UserError
 from alltokens.version import __version__
 
 # Verb -> what it does. The file of the same name is imported when the verb is used.
 VERBS = {
     "train": "train a model by a recipe, or go on with a run",
     "evaluate": "top-1, top-5 and loss of a run or a model",
+    "annotate": "make a label map for every picture with an annotator",
     "report": "one HTML page of what became of runs",
     "labels": "look into label maps, verify, import and export them",
     "recipes": "list the packaged recipes, show or copy one",
@@ -38,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except TrainingFailed as error:
         return _fail(str(error), 1)
-    except TrainingStopped as error:
+    except Stopped as error:
         return _fail(str(error), 128 + error.signal)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from rich.console import Console
-from rich.progress import Progress
-
 from alltokens.cli._options import Positional, Switch, asks_for_help, read, show_help, shown_as
+from alltokens.engine.picture_progress import PictureProgress
 from alltokens.engine.progress import closing_table, table
 from alltokens.errors import UserError, unknown
 from alltokens.labels.layout import Form
+from alltokens.labels.sink import FAILED_NAME, read_failures
 
 if TYPE_CHECKING:
     from alltokens.data.picture_source import PictureSource
@@ -94,10 +92,11 @@ def inspect(words: Sequence[str]) -> int:
     labels = None if source is None else dict(zip(source.keys, source.labels.tolist(), strict=True))
     with _bar("reading") as progress:
         summary = summarise(store, labels, most=command.disagreements, progress=progress)
+    failed = read_failures(store.path)
     if command.json:
-        print(json.dumps(_as_json(store, summary), indent=2))
+        print(json.dumps(summary_as_json(store, summary, failed), indent=2))
     else:
-        _show(store, summary)
+        _show(store, summary, failed)
     if command.page is not None and source is not None:
         _write_page(store, source, command.page, command.pictures)
     return 0
@@ -217,18 +216,14 @@ def _pictures(data: str | None, split: str | None, class_names: Sequence[str] = 
     return open_source(data, split, class_names=class_names or None, allow_empty_classes=True)
 
 
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def _bar(what: str) -> PictureProgress:
     """Progress on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    return PictureProgress(what, lines=False)
 
 
-def _as_json(store: LabelStore, summary: Summary) -> dict[str, object]:
+def summary_as_json(store: LabelStore, summary: Summary, failed: Mapping[str, str]) -> dict[str, object]:
     what = store.manifest
-    about = {
+    about: dict[str, object] = {
         "store": str(store.path),
         "annotator": what.annotator,
         "annotator_hash": what.annotator_hash,
@@ -236,18 +231,18 @@ def _as_json(store: LabelStore, summary: Summary) -> dict[str, object]:
         "kept": what.kept,
         "num_classes": what.num_classes,
         "form": what.form,
+        "bytes_per_picture": _size(store) / max(1, summary.pictures),
         "score_error": what.score_error,
         "transform": dict(what.transform),
     }
-    return about | summary._asdict() | {"disagreements": [found._asdict() for found in summary.disagreements]}
+    disagreements = [found._asdict() for found in summary.disagreements]
+    return about | summary._asdict() | {"disagreements": disagreements, "failed": dict(failed)}
 
 
-def _show(store: LabelStore, summary: Summary) -> None:
+def summary_rows(store: LabelStore, summary: Summary) -> list[tuple[str, str]]:
     what = store.manifest
-    names = what.class_names or tuple(map(str, range(what.num_classes)))
-    size = sum(file.bytes for file in (*what.shards, what.index))
     rows = [
-        ("pictures", f"{summary.pictures:,}, {size / summary.pictures / 1000:.2f} kB each"),
+        ("pictures", f"{summary.pictures:,}, {_size(store) / max(1, summary.pictures) / 1000:.2f} kB each"),
         ("annotator", " ".join(part for part in (what.annotator, what.annotator_hash[:12]) if part) or "not stated"),
         ("maps", f"{what.grid[0]}x{what.grid[1]}, top {what.kept} of {what.num_classes:,} classes, {what.form}"),
         ("scores", f"within {what.score_error:.2g} of the annotator's" if what.score_error else "as they were given"),
@@ -258,6 +253,19 @@ def _show(store: LabelStore, summary: Summary) -> None:
     if summary.agreement is not None:
         left_out = f"; {summary.unlabelled:,} without a label" if summary.unlabelled else ""
         rows.append(("agreement", f"{summary.agreement:.2%} of the averaged maps name the folder's class{left_out}"))
+    return rows
+
+
+def _size(store: LabelStore) -> int:
+    return sum(file.bytes for file in (*store.manifest.shards, store.manifest.index))
+
+
+def _show(store: LabelStore, summary: Summary, failed: Mapping[str, str]) -> None:
+    what = store.manifest
+    names = what.class_names or tuple(map(str, range(what.num_classes)))
+    rows = summary_rows(store, summary)
+    if failed:
+        rows.append(("failed", f"{len(failed):,} pictures have no map: {store.path / FAILED_NAME} says why"))
     closing_table(rows)
     if summary.disagreements:
         print()

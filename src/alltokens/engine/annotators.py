@@ -42,7 +42,12 @@ def open_annotator(
         raise UserError(f"{folder} has no weights yet: the run was stopped before its first evaluation")
     class_names = tuple(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["label_names"])
     size = image_size or config.data.image_size
-    net = build_net(dataclasses.replace(config.model, pretrained=False), size, len(class_names))
+    as_wanted = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, pretrained=False),
+        data=dataclasses.replace(config.data, image_size=size),
+    )
+    net = build_net(as_wanted, len(class_names))
     load_weights(net, weights or folder)
     augment = config.augment
     return OpenedAnnotator(net.eval(), Preprocessing(size, augment.mean, augment.std, "bicubic"), class_names)

@@ -9,7 +9,6 @@ state there is (see `writer.py`): whoever is started again goes on after them, t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,9 +29,12 @@ from alltokens.labels.labeller import PRECISIONS, Labeller, Precision
 from alltokens.labels.layout import Form
 from alltokens.labels.manifest import MANIFEST_NAME, Description, read_manifest
 from alltokens.labels.picture_batches import Batch, Picture, View, deal, read_source, read_stream
+from alltokens.labels.processes import local_processes, own_device, processes, wait
 from alltokens.labels.sink import Sink, read_failures, write_failures
 from alltokens.labels.store import LabelStore
 from alltokens.labels.writer import SHARD_SIZE, LabelWriter, differences, finish_store
+
+MOST_WORKERS = 32  # of one process; more only take longer to start
 
 Progress = Callable[[int, int | None], None]
 
@@ -86,7 +88,7 @@ def annotate(
     out, source = Path(out).expanduser(), _opened(pictures, split, class_map)
     if isinstance(model, str):
         annotator = annotator or model
-        model = create_annotator(model, image_size=image_size).to(_own_device())
+        model = create_annotator(model, image_size=image_size).to(own_device())
     described = preprocessing or Preprocessing.of(model)
     classes = AnnotatorClasses.of(model, annotator_classes)
     mapped = resolve_class_map(class_map, classes, source.class_names if isinstance(source, PictureSource) else ())
@@ -113,8 +115,8 @@ def annotate(
             transform=_transform(view, described, flip, scales, precision, mapped),
         )
         if (out / MANIFEST_NAME).exists():
-            return _finished(out, description)
-        workers = default_workers(_local_processes()) if workers is None else workers
+            return _finished(out, description, source.keys if isinstance(source, PictureSource) else ())
+        workers = min(default_workers(local_processes()), MOST_WORKERS) if workers is None else workers
         run = _Run(labeller, view, out, description, batch_size, max(1, shard_size // batch_size), workers, max_pixels)
         return run(source, progress)
 
@@ -136,7 +138,7 @@ class _Run:
         self.labeller, self.view, self.out, self.description = labeller, view, out, description
         self.batch_size, self.batches_per_shard = batch_size, batches_per_shard
         self.workers, self.max_pixels = workers, max_pixels
-        self.rank, self.world = _processes()
+        self.rank, self.world = processes()
         self.device = _device_of(labeller)
         self.seen = 0  # pictures of all processes
         self.done = 0  # of this one
@@ -144,32 +146,32 @@ class _Run:
     def __call__(self, source: PictureSource | Iterable[tuple[Picture, str]], progress: Progress | None) -> LabelStore:
         total = self._share(len(source)) if isinstance(source, PictureSource) else None
 
-        def step(count: int) -> None:
+        def passed_over(count: int) -> None:
             self.done += count
-            if progress and count:
-                progress(self.done, total)
 
         shard_size = self.batch_size * self.batches_per_shard
         if self.rank > 0:
-            _wait()  # for the main process to have begun the folder
+            wait()  # for the main process to have begun the folder
         writer = LabelWriter(self.out, self.description, rank=self.rank, shard_size=shard_size)
         if self.rank == 0:
-            _wait()
+            wait()
         with writer, Sink(writer, self.batches_per_shard) as sink:
-            for batch in _on_device(self._batches(source, writer, step), self.device):
+            for batch in _on_device(self._batches(source, writer, passed_over), self.device):
                 readable = [at for at, problem in enumerate(batch.problems) if not problem]
                 if readable:
                     sink.put(batch, readable, self._labelled(batch))
                 else:
                     sink.put(batch, readable, None)
-                step(len(batch.problems))
-        _wait()
+                self.done += len(batch.problems)
+                if progress:
+                    progress(self.done, total)
+        wait()
         return self._finish(sink.failed)
 
-    def _batches(self, source: Any, writer: LabelWriter, step: Callable[[int], None]) -> Iterator[Batch]:
+    def _batches(self, source: Any, writer: LabelWriter, passed_over: Callable[[int], None]) -> Iterator[Batch]:
         whole = isinstance(source, PictureSource)
         pairs = self._counted(zip(range(len(source)), source.keys, strict=True) if whole else source)
-        jobs = deal(pairs, self.batch_size, self.rank, self.world, writer.were_done, step)
+        jobs = deal(pairs, self.batch_size, self.rank, self.world, writer.were_done, passed_over)
         pin = self.device.type == "cuda"
         if whole:
             return read_source(source, jobs, self.view, self.max_pixels, self.workers, pin)
@@ -197,7 +199,7 @@ class _Run:
                 raise UserError(f"not one of {self.seen} pictures could be annotated; the first: {why}")
             write_failures(self.out, failed)
             finish_store(self.out, self.seen - len(failed))
-        _wait()
+        wait()
         return LabelStore.open(self.out)
 
     def _counted(self, pairs: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
@@ -231,9 +233,23 @@ def _on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch
         yield ahead
 
 
+def open_pictures(location: str | Path, split: str | None, class_map: object = None) -> PictureSource:
+    """The pictures at `location`, with their classes where they have several.
+
+    Pictures that all lie in one folder have no classes. For the annotator's own classes no folders are needed at all.
+    """
+    try:
+        return open_source(location, split, allow_empty_classes=True)
+    except UserError:
+        pictures = open_source(location, split, labelled=False)
+        if class_map != "own" and len({key.rpartition("/")[0] for key in pictures.keys}) > 1:
+            raise
+        return pictures
+
+
 def _opened(pictures: Any, split: str | None, class_map: object) -> PictureSource | Iterable[tuple[Picture, str]]:
     if isinstance(pictures, str | Path):
-        return open_source(pictures, split, labelled=class_map != "own", allow_empty_classes=True)
+        return open_pictures(pictures, split, class_map)
     if split is not None:
         raise UserError("split chooses within a path; give it to open_source when you open the pictures yourself")
     return pictures
@@ -283,13 +299,19 @@ def _transform(
     }
 
 
-def _finished(out: Path, description: Description) -> LabelStore:
-    """A store that was finished before, if it is of these settings."""
+def _finished(out: Path, description: Description, keys: Sequence[str]) -> LabelStore:
+    """A store that was finished before, if it is of these settings and has all these pictures."""
     if changed := differences(read_manifest(out / MANIFEST_NAME), description):
         raise UserError(f"{out} is a finished label store with {changed}. Choose another folder, or remove it first")
-    if _processes()[0] == 0:
+    if processes()[0] == 0:
         finish_store(out)  # which sweeps what a kill at the last moment left
-    return LabelStore.open(out)
+    store, failed = LabelStore.open(out), read_failures(out)
+    if missing := [key for key in keys if key not in failed and key not in store]:
+        raise UserError(
+            f"{out} is a finished label store without {len(missing):,} of the {len(keys):,} pictures, such as "
+            f"{missing[0]!r}: pictures were added since, or these are others. Choose another folder, or remove it first"
+        )
+    return store
 
 
 def _name_of(model: nn.Module) -> str:
@@ -311,26 +333,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
-
-
-def _own_device() -> torch.device:
-    there = torch.cuda.is_available()
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if there else torch.device("cpu")
-
-
-def _local_processes() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _processes() -> tuple[int, int]:
-    """(rank, world)"""
-    there = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if there else (0, 1)
-
-
-def _wait() -> None:
-    if _processes()[1] > 1:
-        dist.barrier()
 
 
 __all__ = ["annotate", "read_failures"]

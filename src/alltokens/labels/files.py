@@ -152,7 +152,7 @@ def write_aside(path: Path, blocks: Iterable[bytes | np.ndarray], digest: bool =
     try:
         with aside.open("wb") as file:
             for block in blocks:
-                data = memoryview(block).cast("B") if len(block) else b""
+                data = memoryview(block).cast("B") if len(block) else b""  # pyright: ignore[reportArgumentType]
                 total.update(data)
                 file.write(data)
             if digest:

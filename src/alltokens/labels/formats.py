@@ -89,7 +89,8 @@ def export_tree(store: LabelStore, out: str | Path, *, progress: Progress | None
             f"{highest}. Nothing was written"
         )
     targets: dict[str, str] = {}
-    for key in store.keys():
+    keys = store.keys()
+    for key in keys:
         if (name := published_name(_harmless(key))) in targets:
             raise UserError(f"{targets[name]!r} and {key!r} would both be written to {name}; nothing was written")
         targets[name] = key

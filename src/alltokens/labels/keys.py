@@ -28,9 +28,7 @@ def hash_keys(keys: Iterable[bytes]) -> np.ndarray:
 
 def sort_index(shards: Sequence[Shard]) -> tuple[np.ndarray, np.ndarray]:
     """Hashes (N,) uint64, rising, and places (N,) uint32 of all keys in these shards. A key twice is an error."""
-    hashes = np.concatenate(
-        [np.empty(0, np.uint64), *(hash_keys(encode_key(key) for key in shard.keys()) for shard in shards)]
-    )
+    hashes = np.concatenate([np.empty(0, np.uint64), *(hash_keys(map(encode_key, shard.keys())) for shard in shards)])
     assert len(hashes) < 2**32, "places are 32 bits wide"
     places = np.argsort(hashes, kind="stable").astype(np.uint32)
     hashes = hashes[places]
@@ -69,7 +67,7 @@ class KeyIndex:
             if home < len(self.shards) and self.shards[home].key(row) == encoded[asked]:
                 found[asked] = at
             else:
-                found[asked] = self._search_on(int(first[asked]) + 1, encoded[asked], hashes[asked])
+                found[asked] = self._search_on(int(first[asked]) + 1, encoded[asked], int(hashes[asked]))
         return found
 
     def key_at(self, place: int) -> bytes:
@@ -116,7 +114,7 @@ class KeyIndex:
                 at = int(shard.key_ends[row]) - 1
         return list(found)
 
-    def _search_on(self, at: int, key: bytes, key_hash: np.uint64) -> int:
+    def _search_on(self, at: int, key: bytes, key_hash: int) -> int:
         """Keys of the same hash stand one after the other."""
         while at < len(self._hashes) and self._hashes[at] == key_hash:
             place = int(self._places[at])

@@ -22,6 +22,7 @@ MANIFEST_NAME = "manifest.json"
 UNFINISHED_NAME = "unfinished.json"  # the description alone, while the store is being written
 
 _KIND = "alltokens label maps"
+_NO_INDEX = FileRecord(INDEX_NAME, 0, 0, "")
 _SHARD_NAME = re.compile(r"maps-\d{4,}-\d{5,}\.bin")
 
 
@@ -56,7 +57,7 @@ class Manifest(Description):
     count: int = 0  # pictures
     score_error: float = 0.0  # no score or tail is further from what the annotator gave than this
     shards: tuple[FileRecord, ...] = ()
-    index: FileRecord = FileRecord(INDEX_NAME, 0, 0, "")
+    index: FileRecord = _NO_INDEX
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -132,7 +133,8 @@ def _built(kind: type[Any], content: dict[str, Any]) -> Any:
     assert type(content["tail"]) is bool and isinstance(content["transform"], dict), (
         "tail or transform is no such thing"
     )
-    return kind(**(content | {"grid": tuple(grid), "class_names": tuple(content["class_names"])}))
+    read: dict[str, Any] = content | {"grid": tuple(grid), "class_names": tuple(content["class_names"])}
+    return kind(**read)
 
 
 def _record(content: dict[str, Any]) -> FileRecord:

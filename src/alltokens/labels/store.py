@@ -71,7 +71,7 @@ class LabelStore:
         """The maps of these pictures (B, ...), in their order. A key that is not there is an error."""
         places = self._index.find(keys)
         if (places < 0).any():
-            raise self._missing([keys[at] for at in np.flatnonzero(places < 0)])
+            raise self._missing([keys[at] for at in np.flatnonzero(places < 0).tolist()])
         if not len(self):
             return self._layout.decode(np.empty((0, self._layout.row_bytes), dtype=np.uint8))
         return self._layout.decode(self._index.rows(places))
@@ -93,8 +93,8 @@ class LabelStore:
         Every picture needs its map, and the store must count the same classes; with `subset` it may have more
         pictures. Names are compared where both sides have them and they are the same names in another order.
         """
-        missing = np.flatnonzero(self._index.find(keys) < 0)
-        if len(missing):
+        missing = np.flatnonzero(self._index.find(keys) < 0).tolist()
+        if missing:
             raise self._missing([keys[at] for at in missing])
         if len(keys) != len(self) and not subset:
             raise UserError(
@@ -125,8 +125,8 @@ class LabelStore:
         more = f" ({len(keys):,} pictures have none)" if len(keys) > 1 else ""
         return UserError(
             f"{self.path} has no label map for {keys[0]!r}{more}."
-            f"{f' Nearest: {near!r}.' if near else ''} Keys are paths below the folder of the pictures, with extension; "
-            "annotate the missing pictures, or look whether the store belongs to this data set"
+            f"{f' Nearest: {near!r}.' if near else ''} Keys are paths below the folder of the pictures, with "
+            "extension; annotate the missing pictures, or look whether the store belongs to this data set"
         )
 
 
@@ -164,7 +164,7 @@ def _contradictions(store: LabelStore) -> list[str]:
     if (hashes[1:] < hashes[:-1]).any():
         problems.append(f"{store.path / INDEX_NAME} is not sorted")
     for shard, expected in zip(store._index.shards, store.manifest.shards, strict=True):
-        own = hash_keys(encode_key(key) for key in shard.keys())
+        own = hash_keys(map(encode_key, shard.keys()))
         if not np.array_equal(own, by_place[start : start + len(own)]):
             problems.append(f"{store.path / INDEX_NAME} does not list the pictures of {expected.name}")
         for first in range(0, len(own), 512):

@@ -35,7 +35,7 @@ from alltokens.labels.manifest import (
 )
 from alltokens.labels.store import LabelStore
 
-SHARD_SIZE = 4096  # pictures; a kill costs at most so many, and a shard of 30 MB is written at one go
+SHARD_SIZE = 1024  # pictures; a kill costs at most so many, and a shard of 7 MB is written at one go
 
 
 class LabelWriter:
@@ -179,6 +179,10 @@ def _begin(path: Path, description: Description, rank: int) -> IO[str]:
         raise UserError(f"another process writes the shards of rank {rank} of {path}") from None
     begun = path / UNFINISHED_NAME
     if not begun.exists():
+        if others := sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(".")):
+            lock.close()
+            _sweep(path, ".lock-*")
+            raise UserError(f"{path} holds other things, such as {others[0]}; label maps want a folder of their own")
         write_description(begun, description)
         return lock
     changed = differences(read_description(begun), description)
