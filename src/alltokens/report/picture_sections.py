@@ -73,15 +73,19 @@ def _judged_rows(one: Looked) -> list[dict[str, Any]]:
             "uri": picture_uri(judged.picture, SIDE),
             "key": judged.key,
             "label": one.class_names[judged.label],
-            "label_probability": f"{judged.label_probability:.1%}",
+            "label_probability": _percent(judged.label_probability),
             "guess": one.class_names[judged.guess] if judged.guess != judged.label else "",
-            "guess_probability": f"{judged.guess_probability:.1%}",
+            "guess_probability": _percent(judged.guess_probability),
         }
 
     return [
         {"title": "Worst: least is left for the picture's class", "pictures": [*map(shown, one.judgement.worst)]},
         {"title": "Best: right, and the surest", "pictures": [*map(shown, one.judgement.best)]},
     ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def mixed_samples(report: Report) -> Markup:
@@ -139,7 +143,7 @@ def _layer_charts(one: Looked) -> dict[str, Any] | None:
             return {"reason": one.mixes.reason}
         lines = [(name, _layer_line(ratio)) for name, ratio in sample.ratios.items()]
         title = f"{sample.names[0]} with {sample.names[1]}"
-        charts.append(chart(title, "layer", lines, " %", limits=[0, 100]))
+        charts.append(chart(title, "layer", lines, " %", limits=[0, 100], whole=True, apart=True))
     return {"charts": charts}
 
 

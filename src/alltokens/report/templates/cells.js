@@ -58,9 +58,10 @@ function probabilityOf(map, cell, id) {
 }
 
 class Cells {
-  // `coded` is decoded when it is first drawn. `names` are the classes' names.
+  // `coded` is decoded when it is first drawn. `names` are the classes' names. `palette` are the ids that have a
+  // colour, in the order of the colours: those of most cells first, unless somebody says otherwise.
   constructor(box, coded, names) {
-    Object.assign(this, { box, coded, names, map: null, cell: null });
+    Object.assign(this, { box, coded, names, map: null, cell: null, palette: null });
     this.canvas = element("canvas", { ariaHidden: "true" });
     this.cursor = element("div", { className: "cursor" });
     box.append(this.canvas, this.cursor);
@@ -78,13 +79,14 @@ class Cells {
     if (this.map === null) {
       this.map = decodeMap(this.coded);
       this.order = firstClasses(this.map);
+      this.palette ??= this.order.map(({ id }) => id);
       [this.canvas.width, this.canvas.height] = [this.map.columns, this.map.rows];
     }
     return this.map;
   }
 
   colourOf(id) {
-    const rank = this.order.findIndex((found) => found.id === id);
+    const rank = this.palette.indexOf(id);
     return rank >= 0 && rank < PALETTE.length ? PALETTE[rank] : OTHERS;
   }
 

@@ -1,5 +1,6 @@
 // Curves: hovering (or the arrow keys) reads values, dragging across zooms, a double click or Escape goes back.
-// <figure class="chart"> holds its data as JSON: {title, x, y, unit, lines: [{name, series, x, y, spread, n}]}.
+// <figure class="chart"> holds its data as JSON: {title, x, unit, lines: [{name, series, x, y, spread, n}]}, and if wanted
+// limits: [low, high]; whole: x is counted, not measured; apart: lines may lie on one another and are to stay visible.
 
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
@@ -12,9 +13,9 @@ function drawn(tag, attributes = {}, ...children) {
 }
 
 // Round numbers that cut [low, high] into about `wanted` parts.
-function ticks(low, high, wanted) {
+function ticks(low, high, wanted, least = 0) {
   const rough = (high - low || 1) / wanted, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((times) => times * power >= rough * 0.999) * power;
+  const step = Math.max(least, [1, 2, 5, 10].find((times) => times * power >= rough * 0.999) * power);
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(at * step);
   return { found, step };
@@ -80,7 +81,13 @@ class Chart {
   }
 
   dash(line) {
+    if (this.data.apart) return ["", "9 5", "2 4", "12 4 2 4", "6 3"][line.series % 5];
     return DASHES[Math.floor(line.series / 6) % DASHES.length];
+  }
+
+  // Each later line is thinner than those that it may lie on.
+  width(line) {
+    return this.data.apart ? Math.max(2, 4.5 - line.series) : 2;
   }
 
   // The values that are seen, and a little air.
@@ -101,7 +108,7 @@ class Chart {
   draw() {
     const width = Math.max(200, this.plot.clientWidth), height = Math.round(Math.min(260, Math.max(170, width * 0.5)));
     const [low, high] = this.heights(), [first, last] = this.range;
-    const down = ticks(low, high, 4), across = ticks(first, last, Math.max(2, width / 90));
+    const down = ticks(low, high, 4), across = ticks(first, last, Math.max(2, width / 90), this.data.whole ? 1 : 0);
     const labels = down.found.map((value) => numberText(value, down.step) + (this.data.unit ?? ""));
     const area = { left: 14 + 6.6 * Math.max(...labels.map((text) => text.length), 1), top: 8, right: width - 10, bottom: height - 36 };
     this.area = area;
@@ -123,7 +130,7 @@ class Chart {
     const inside = drawn("g", { "clip-path": `url(#${clip})` });
     for (const line of this.lines) {
       if (line.spread) inside.append(this.band(line));
-      inside.append(drawn("path", { d: this.path(line), fill: "none", stroke: this.colour(line), "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": this.dash(line) }));
+      inside.append(drawn("path", { d: this.path(line), fill: "none", stroke: this.colour(line), "stroke-width": this.width(line), "stroke-linejoin": "round", "stroke-dasharray": this.dash(line) }));
       if (line.x.length === 1) inside.append(drawn("circle", { cx: this.toX(line.x[0]), cy: this.toY(line.y[0]), r: 3, fill: this.colour(line) }));
     }
     this.marks = drawn("g", { class: "marks" });

@@ -1,9 +1,21 @@
 // The report: curves (charts.js), label maps and token predictions under the pointer (cells.js), shares of tokens.
 
-for (const box of document.querySelectorAll(".cells[data-map]")) {
+const overlays = [...document.querySelectorAll(".cells[data-map]")].map((box) => {
   const { map, names } = JSON.parse(box.querySelector("script").textContent);
   const cells = new Cells(box, map, names);
   cells.ready();
+  return cells;
+});
+
+// One colour for one class in the maps that lie beside each other.
+for (const beside of document.querySelectorAll(".overlay")) {
+  const inside = overlays.filter((cells) => beside.contains(cells.box));
+  const palette = [...new Set(inside.flatMap((cells) => cells.order.slice(0, 4)).map(({ id }) => id))];
+  for (const cells of inside) cells.palette = palette;
+}
+
+for (const cells of overlays) {
+  const { box, names } = cells;
   cells.draw("classes", 0.65);
   const chips = element("ul", { className: "chips" });
   for (const { id, cells: count } of cells.order.slice(0, 4)) {
@@ -19,7 +31,7 @@ for (const box of document.querySelectorAll(".cells[data-map]")) {
     });
     chips.append(element("li", {}, chip));
   }
-  box.after(chips);
+  (box.parentElement.querySelector("figcaption") ?? box).after(chips);
 }
 
 // Squares of tokens: the pointer reads the partner's share of each.
