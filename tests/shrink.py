@@ -1,26 +1,46 @@
-"""Any recipe in a form that trains in a second: a quarter of the width, few blocks, 64 px, a few scenes, one thread."""
+"""Any recipe in a form that trains in a second: a quarter of the width, few blocks, 64 px, a few scenes, one thread.
+
+Recipes that read label maps read some of those scenes' own: their truth, and two other classes.
+"""
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import timm
+import torch
+from timm.models.mlp_mixer import MlpMixer
+from timm.models.resnet import ResNet
 from timm.models.swin_transformer import SwinTransformer
 
+from alltokens.core.label_maps import LabelMap
+from alltokens.data.scenes import SCENE_CLASSES
+from alltokens.data.sources import open_scenes
+from alltokens.engine.assembly import model_arguments
 from alltokens.engine.config import RunConfig
+from alltokens.labels.manifest import Description
+from alltokens.labels.writer import LabelWriter
 from alltokens.models.cost import weightless
+from alltokens.models.lvvit import LVViT
 from alltokens.models.pvt import DIMS, PyramidVisionTransformer
 
 SIDE = 64
 BATCH = 16
+PICTURES = 2 * BATCH
+GRID = (5, 5)
 
 
 def shrunken(config: RunConfig) -> RunConfig:
-    """The recipe's own mixing, augmentation and schedule on two batches of scenes. For ViT, Swin and PVT."""
+    """The recipe's own mixing, augmentation and schedule on two batches of scenes."""
+    reads_maps = config.supervision.source != "class"
     return replace(
         config,
-        model=replace(config.model, pretrained=False, options=config.model.options | _small(config)),
+        model=replace(
+            config.model, name=_smallest(config), pretrained=False, options=config.model.options | _small(config)
+        ),
         data=replace(
             config.data,
             root="scenes",
@@ -29,7 +49,8 @@ def shrunken(config: RunConfig) -> RunConfig:
             image_size=SIDE,
             cache_size=None,
             num_classes=None,
-            train_pictures=2 * BATCH,
+            labels=label_store() if reads_maps else None,
+            train_pictures=PICTURES,
             val_pictures=BATCH,
             allow_empty_classes=True,
             workers=0,
@@ -41,15 +62,44 @@ def shrunken(config: RunConfig) -> RunConfig:
     )
 
 
+def _smallest(config: RunConfig) -> str:
+    """timm's Mixers take neither width nor depth as options."""
+    return "mixer_s16_224" if config.model.name.startswith("mixer_") else config.model.name
+
+
 def _small(config: RunConfig) -> dict[str, Any]:
-    options = config.model.options
-    model: Any = timm.create_model(config.model.name, **options) if options else weightless(config.model.name)
+    model: Any = weightless(config.model.name, **model_arguments(config))
     if isinstance(model, SwinTransformer):
         return {"embed_dim": model.embed_dim // 4, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4}
     if isinstance(model, PyramidVisionTransformer):  # its depths belong to its name
         return {"dims": tuple(dim // 4 for dim in DIMS), "heads": (1, 1, 2, 2)}
+    if isinstance(model, MlpMixer):
+        return {"mlp_ratio": (0.5, 0.25)}
+    if isinstance(model, ResNet):
+        return {"layers": (1, 1, 1, 1), "channels": (8, 16, 32, 64), "stem_width": 8}
     heads = model.blocks[0].attn.num_heads
     small_heads = max(1, heads // 4)
     width = model.embed_dim // 4
     depth = max(config.supervision.follower.layers or (2,))  # a recipe that names layers keeps them
-    return {"embed_dim": width - width % small_heads, "depth": depth, "num_heads": small_heads}
+    stem = {"stem_channels": 8} if isinstance(model, LVViT) else {}
+    return {"embed_dim": width - width % small_heads, "depth": depth, "num_heads": small_heads} | stem
+
+
+@functools.cache
+def label_store() -> str:
+    """A store for the shrunken recipes' training pictures, gone when the process ends."""
+    generator = torch.Generator().manual_seed(0)
+    source = open_scenes(PICTURES, SIDE)
+    first = torch.from_numpy(source.labels)[:, None, None, None].expand(-1, 1, *GRID)
+    others = (first + torch.randint(1, 5, (PICTURES, 2, *GRID), generator=generator).cumsum(1)) % len(SCENE_CLASSES)
+    scores = 4 * torch.rand(PICTURES, 3, *GRID, generator=generator).sort(1, descending=True).values
+    maps = LabelMap(torch.cat([first, others], 1), scores, torch.zeros(PICTURES, *GRID))
+    folder = tempfile.TemporaryDirectory()
+    _folders.append(folder)
+    described = Description(GRID, 3, len(SCENE_CLASSES), class_names=tuple(SCENE_CLASSES), annotator="made up")
+    with LabelWriter(Path(folder.name) / "labels", described) as writer:
+        writer.append(list(source.keys), maps)
+        return str(writer.finish().path)
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []

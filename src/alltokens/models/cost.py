@@ -25,13 +25,13 @@ class ModelCost(NamedTuple):
     image_size: tuple[int, int]
 
 
-def weightless(name: str) -> nn.Module:
+def weightless(name: str, **options: Any) -> nn.Module:
     """One of timm's models without its weights: to be looked at, not to be run."""
     try:
         with torch.device("meta"):
-            return timm.create_model(name)
+            return timm.create_model(name, **options)
     except (RuntimeError, NotImplementedError):  # a few constructors read values of tensors, which meta tensors lack
-        return timm.create_model(name)
+        return timm.create_model(name, **options)
 
 
 def parameter_count(model: nn.Module) -> int:
