@@ -73,7 +73,8 @@ class RowLayout:
     def encode(self, maps: LabelMap) -> Rows:
         """Maps (B, k, h, w) of any number types -> rows. What no row can hold is an error."""
         ids, scores, tail = self._checked(maps)
-        kept, stored_tail = scores.astype(np.float16), None if tail is None else tail.astype(np.float16)
+        with np.errstate(over="ignore"):  # what does not fit is said below
+            kept, stored_tail = scores.astype(np.float16), None if tail is None else tail.astype(np.float16)
         if not np.isfinite(kept).all() or (stored_tail is not None and not (stored_tail < np.inf).all()):
             raise UserError(
                 "scores must be finite and fit into float16 (up to 65,504), and a tail too or be -inf (no class left); "
