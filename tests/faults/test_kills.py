@@ -88,7 +88,7 @@ def test_a_lock_refuses_a_second_process_and_dies_with_the_first(straight, tmp_p
     folder.lock()  # this process
     try:
         code, _, error = ended(train_or_go_on, run, below=run)
-        assert code == 1
+        assert code == 2
         assert "is in use by another process" in error
     finally:
         folder.release()

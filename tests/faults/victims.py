@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import traceback
@@ -13,9 +14,10 @@ import torch
 
 from alltokens.engine import runs
 from alltokens.engine.trainer import Trainer
+from alltokens.errors import TrainingFailed, UserError
 from alltokens.labels.annotate import annotate
 from alltokens.labels.labeller import Labeller
-from tests.faults.moments import Moments
+from tests.faults.moments import Fault, Moments
 from tests.labels.tiny_annotator import OPTIONS, Brittle
 from tests.tiny import tiny_config
 
@@ -38,33 +40,37 @@ def annotate_or_go_on(pictures: Path, store: Path) -> None:
     annotate(Brittle(), pictures, store, workers=0, **OPTIONS)
 
 
-def ended(work: Callable[..., None], *arguments: Any, below: Path, fatal: int = 0) -> tuple[int, int, str]:
-    """Run `work` in a process that dies at its moment `fatal`: exit code, moments, and the error's text if any."""
+def ended(
+    work: Callable[..., None], *arguments: Any, below: Path, fatal: int = 0, fault: Fault = "kill"
+) -> tuple[int, int, str]:
+    """Run `work` in a process that a fault meets at its moment `fatal`: exit code, moments, and the error if any.
+
+    The exit code and the error are those of the command line; an error that it would show as a traceback gives 99.
+    """
     mine, its = processes.Pipe(duplex=False)
-    process = processes.Process(target=_victim, args=(its, work, arguments, below, fatal))
+    process = processes.Process(target=_victim, args=(its, work, arguments, Moments(below, fatal, fault)))
     process.start()
     its.close()
     moments, error = 0, ""
-    try:
+    with contextlib.suppress(EOFError):  # killed
         moments, error = mine.recv()
-    except EOFError:
-        pass
     process.join()
     assert process.exitcode is not None
     return process.exitcode, moments, error
 
 
-def _victim(told: Any, work: Callable[..., None], arguments: tuple[Any, ...], below: Path, fatal: int) -> None:
+def _victim(told: Any, work: Callable[..., None], arguments: tuple[Any, ...], moments: Moments) -> None:
     torch.set_num_threads(1)
-    moments = Moments(below, fatal)
     moments.around(Trainer, "update")
     moments.around(Labeller, "forward")
     moments.install()
     try:
         work(*arguments)
+        code, error = 0, ""
+    except (UserError, TrainingFailed) as failure:
+        code, error = (2 if isinstance(failure, UserError) else 1), str(failure)
     except BaseException:
-        told.send((moments.count, traceback.format_exc()))
-        os._exit(1)
-    told.send((moments.count, ""))
+        code, error = 99, traceback.format_exc()
+    told.send((moments.count, error))
     told.close()
-    os._exit(0)
+    os._exit(code)
