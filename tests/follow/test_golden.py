@@ -8,8 +8,8 @@ import timm
 import torch
 
 import alltokens as at
-from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.route import Moment
+from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix, _class_attention
 from tests.golden_rules import golden_arrays, golden_input, golden_json, golden_weights, official_tl_align_box
 
