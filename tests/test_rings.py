@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "src" / "alltokens"
 RINGS = {"core": 1} | dict.fromkeys(("follow", "labels", "models", "data", "supervision"), 2)
-RINGS |= dict.fromkeys(("engine", "evaluate", "explain", "report", "bench", "cli"), 3)
+RINGS |= dict.fromkeys(("engine", "evaluate", "explain", "report", "study", "bench", "cli"), 3)
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

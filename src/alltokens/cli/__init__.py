@@ -24,6 +24,7 @@ VERBS = {
     "recipes": "list the packaged recipes, show or copy one",
     "models": "list models with their cost",
     "bench": "measure what we say about speed, on this machine",
+    "study": "train arms times seeds, and compare them",
     "doctor": "what this machine has, and what is missing",
 }
 

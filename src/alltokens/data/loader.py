@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -126,6 +126,10 @@ class CachedPictures:
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    def to(self, device: torch.device | str) -> CachedPictures:
+        """The same pictures on another device."""
+        return replace(self, pictures=self.pictures.to(device), labels=self.labels.to(device))
 
     def batch(self, indices: np.ndarray | Tensor) -> CachedBatch:
         """The pictures with these indices (B,), which are on the CPU."""

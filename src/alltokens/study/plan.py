@@ -12,7 +12,7 @@ from typing import Any
 
 from alltokens.engine import checks
 from alltokens.engine.config import RunConfig
-from alltokens.engine.loading import build, read_yaml, to_mapping
+from alltokens.engine.loading import build, flatten, read_yaml, to_mapping
 from alltokens.engine.recipes import load_recipe, overlay
 from alltokens.errors import UserError, unknown
 
@@ -80,7 +80,7 @@ class Study:
 
     def settings(self, arm: str) -> str:
         """A short hash of all that an arm's result depends on but the seed."""
-        return settings_hash(self.arms[arm])
+        return settings_hash(self.arms[arm], self.plan.data)
 
     def config(self, arm: str, seed: int, stores: Mapping[str, str]) -> RunConfig:
         """The settings of one run."""
@@ -155,31 +155,36 @@ def _check_names(study: Study) -> None:
 
 
 # What says where things lie and how fast or how talkative a run is, and not what comes out of it.
-_PLACES = ("root", "train", "val", "workers", "max_pixels")
-_MACHINE = ("seed", "device", "compile")
+_APART = ("about.", "checkpoint.", "log.", "evaluation.")
+_PLACES = ("data.root", "data.train", "data.val", "data.workers", "data.max_pixels")
+_MACHINE = ("train.seed", "train.device", "train.compile", "train.timeout_minutes")
 
 
-def settings_hash(config: RunConfig) -> str:
-    values = to_mapping(config)
-    for section in ("about", "checkpoint", "log", "evaluation"):
-        del values[section]
-    for name in _PLACES:
-        del values["data"][name]
-    for name in _MACHINE:
-        del values["train"][name]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+def settings_hash(config: RunConfig, data: str) -> str:
+    """`data` is the data set's name, which stands for its place.
+
+    Only what differs from the defaults counts, so that a setting that is new in a later version changes no hash.
+    """
+    usual = flatten(to_mapping(RunConfig()))
+    values = {
+        key: value
+        for key, value in flatten(to_mapping(config)).items()
+        if value != usual.get(key) and not key.startswith(_APART) and key not in (*_PLACES, *_MACHINE)
+    }
+    return hashlib.sha256(json.dumps([data, values], sort_keys=True).encode()).hexdigest()[:10]
 
 
-def parse_stores(words: Sequence[str], study: Study) -> dict[str, str]:
+def parse_stores(words: Sequence[str], studies: Sequence[Study]) -> dict[str, str]:
     """NAME=PATH for each label store."""
+    known = {name for study in studies for name in study.plan.stores}
     found: dict[str, str] = {}
     for word in words:
         name, equals, path = word.partition("=")
         if not equals or not path:
             raise UserError(
-                f"--store wants NAME=PATH, got {word!r}; this study's stores: {', '.join(study.plan.stores)}"
+                f"--store wants NAME=PATH, got {word!r}; known stores: {', '.join(sorted(known)) or 'none'}"
             )
-        if name not in study.plan.stores:
-            raise unknown("label store", name, study.plan.stores, hint=f"(of {study.file})")
+        if name not in known:
+            raise unknown("label store", name, known)
         found[name] = path
     return found

@@ -35,7 +35,8 @@ class Result:
     gmacs: float | None = None
     train_pictures: int | None = None
     val_pictures: int | None = None
-    pointing: float | None = None  # percent: token truth, see evaluate/token_truth.py
+    token_accuracy: float | None = None  # percent, as the two below: token truth, see evaluate/token_truth.py
+    pointing: float | None = None
     token_iou: float | None = None
     settings: str = ""  # hash of the arm's settings
     labels: str = ""  # annotator of the label store
@@ -51,9 +52,8 @@ _KINDS = typing.get_type_hints(Result)
 
 
 def results_file(study_file: Path, out: str | Path | None = None) -> Path:
-    """Where a study's rows are: beside its file, or in `out` under the same name."""
-    folder = study_file.parent if out is None else Path(out)
-    return folder / f"{study_file.stem}.csv"
+    """Where rows are: beside the study's file, or in `out`. Studies share a file, and runs that are the same."""
+    return (study_file.parent if out is None else Path(out)) / "results.csv"
 
 
 def read_results(file: Path) -> list[Result]:
@@ -78,11 +78,11 @@ def append_result(file: Path, result: Result) -> None:
         writer.writerow(values)
 
 
-def chosen(rows: Iterable[Result], arm: str, settings: str) -> dict[int, Result]:
-    """Seed -> the row that counts for an arm with these settings: its first good one, else its last failure."""
+def chosen(rows: Iterable[Result], settings: str) -> dict[int, Result]:
+    """Seed -> the row that counts for these settings, of whatever study: the first good one, else the last failure."""
     found: dict[int, Result] = {}
     for row in rows:
-        if row.arm != arm or row.settings != settings:
+        if row.settings != settings:
             continue
         before = found.get(row.seed)
         if before is None or before.status != "done":
@@ -90,9 +90,10 @@ def chosen(rows: Iterable[Result], arm: str, settings: str) -> dict[int, Result]
     return found
 
 
-def stale(rows: Sequence[Result], arm: str, settings: str) -> int:
+def stale(rows: Sequence[Result], study: str, arm: str, settings: str) -> int:
     """How many good rows of an arm were made with other settings, and so do not count."""
-    return sum(row.arm == arm and row.settings != settings and row.status == "done" for row in rows)
+    same = [row for row in rows if (row.study, row.arm) == (study, arm) and row.status == "done"]
+    return sum(row.settings != settings for row in same)
 
 
 @contextmanager

@@ -1,0 +1,54 @@
+"""Which run comes next: arms grow evenly, and a process stays with the arm that it has compiled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from alltokens.study.training import Job
+
+AHEAD = 2  # so many runs may an arm be ahead of the one that is furthest behind before its processes help there
+
+
+class Queue:
+    """Hands out jobs. When the time is up at any moment, the arms have about as many seeds as each other."""
+
+    def __init__(self, jobs: Sequence[Job], deadline: float | None = None) -> None:
+        self.deadline = deadline
+        self._arms: dict[str, list[Job]] = {}
+        for job in jobs:
+            self._arms.setdefault(job.settings, []).append(job)
+        self._taken = dict.fromkeys(self._arms, 0)
+        self._started: dict[tuple[str, int], float] = {}
+        self._longest: dict[str, float] = {}  # seconds of an arm's last run
+
+    def take(self, last: Job | None = None) -> Job | None:
+        """The next run of a process whose last one was `last`; None if none is left, or none would end in time."""
+        ready = [settings for settings, jobs in self._arms.items() if jobs and self._in_time(settings)]
+        if not ready:
+            return None
+        behind = min(ready, key=lambda settings: self._taken[settings])
+        own = last.settings if last is not None else behind
+        stay = own in ready and self._taken[own] < self._taken[behind] + AHEAD
+        settings = own if stay else behind
+        job = self._arms[settings].pop(0)
+        self._taken[settings] += 1
+        self._started[(job.settings, job.seed)] = time.monotonic()
+        return job
+
+    def ended(self, job: Job, whole: bool) -> None:
+        """Note how long a run took, if it went to its end."""
+        seconds = time.monotonic() - self._started[(job.settings, job.seed)]
+        if whole:
+            self._longest[job.settings] = seconds
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Those that nobody has taken yet."""
+        return [job for jobs in self._arms.values() for job in jobs]
+
+    def _in_time(self, settings: str) -> bool:
+        if self.deadline is None:
+            return True
+        guess = self._longest.get(settings) or max(self._longest.values(), default=0.0)
+        return time.monotonic() + guess < self.deadline
