@@ -1,4 +1,4 @@
-"""TLAlign as it runs in training on a GPU: bfloat16, compiled, checkpointed; every family's own way through attention."""
+"""TLAlign as it trains on a GPU: bfloat16, compiled, checkpointed; through fused attention with and without bias."""
 
 from __future__ import annotations
 

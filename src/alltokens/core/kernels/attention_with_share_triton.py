@@ -1,4 +1,4 @@
-"""The Triton kernel of `alltokens::attention_with_share`: the forward of fused attention, one number a token carried along.
+"""The Triton kernel of `alltokens::attention_with_share`: fused attention that carries one number a token along.
 
 Shapes: B batch, H heads, T queries, S keys, D channels of a head.
 
@@ -41,10 +41,7 @@ def _take_in(
         else:
             key_tile = tl.load(keys_of + columns[None, :] * key_s, mask=in_depth[:, None], other=0.0)
             value_tile = tl.load(values_of + columns[:, None] * value_s, mask=in_depth[None, :], other=0.0)
-    if EXACT:
-        scores = tl.dot(queries_tile, key_tile, input_precision="ieee")
-    else:
-        scores = tl.dot(queries_tile, key_tile)
+    scores = tl.dot(queries_tile, key_tile, input_precision="ieee") if EXACT else tl.dot(queries_tile, key_tile)
     if MASKED:
         scores = tl.where(there[None, :], scores, float("-inf"))
     raised = tl.maximum(highest, tl.max(scores, 1) * scale_log2)
