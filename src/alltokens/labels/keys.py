@@ -81,15 +81,10 @@ class KeyIndex:
     def rows(self, places: np.ndarray) -> np.ndarray:
         """(B, R) uint8: the rows at these places (B,), read shard by shard."""
         rows = np.empty((len(places), self.shards[0].rows.shape[1]), dtype=np.uint8)
-        order = np.argsort(places, kind="stable")
-        homes = np.searchsorted(self.starts, places[order], side="right") - 1
-        cuts = np.flatnonzero(np.diff(homes)) + 1
-        for part in np.split(order, cuts):
-            home = int(np.searchsorted(self.starts, places[part[0]], side="right")) - 1
-            local = places[part] - self.starts[home]
-            if len(part) == len(places):
-                return self.shards[home].rows[local]
-            rows[part] = self.shards[home].rows[local]
+        homes = np.searchsorted(self.starts, places, side="right") - 1
+        for home in np.unique(homes).tolist():
+            part = np.flatnonzero(homes == home)
+            rows[part] = self.shards[home].rows[places[part] - self.starts[home]]
         return rows
 
     def nearest(self, key: str) -> str | None:
