@@ -55,12 +55,12 @@ def _train(command: Command, settings: dict[str, Any], words: Sequence[str]) -> 
     if command.recipe is None:
         raise UserError(f"which recipe? {PROGRAM} RECIPE, one of {', '.join(packaged_recipes())}, or a .yaml file")
     config = overlay(load_recipe(command.recipe), settings, _options.WHERE)
-    from alltokens.engine import runs
+    from alltokens.engine import experiment, runs
 
     if command.dry_run:
         print(runs.dry_run(config, weights_from=command.weights_from))
         return
-    runs.train(
+    experiment.train(
         config,
         recipe=recipe_name(command.recipe),
         run_dir=None if command.run_dir is None else Path(command.run_dir),
@@ -75,11 +75,11 @@ def _resume(command: Command, settings: dict[str, Any], words: Sequence[str]) ->
         if getattr(command, name):
             shown = "a recipe" if name == "recipe" else "--" + name.replace("_", "-")
             raise UserError(f"--resume goes on with a run as it is; {shown} does not go with it")
-    from alltokens.engine import run_folder, runs
+    from alltokens.engine import experiment, run_folder
 
     run_dir = Path(command.resume)
     config = overlay(run_folder.load_config(run_dir), settings, _options.WHERE) if settings else None
-    runs.resume(run_dir, config=config, command=["alltokens", "train", *words])
+    experiment.resume(run_dir, config=config, command=["alltokens", "train", *words])
 
 
 def _help(command: Command) -> None:

@@ -60,32 +60,60 @@ def run_annotation(
     `class_map` is auto, own, or a YAML file. `options` go to `annotate`; `command` is what to say for going on.
     """
     mapped = _read_class_map(class_map)
-    with joined() as rank, StopRequest() as stop, PictureProgress("annotating", quiet=rank > 0) as progress:
-        opened, source = (
-            open_annotator(model, weights=weights, options=model_options, image_size=image_size),
-            open_pictures(data, split, mapped),
-        )
-        network, place = opened.model, _device(device)
-        network.to(place)
+    with joined() as rank:
+        opened = open_annotator(model, weights=weights, options=model_options, image_size=image_size)
+        source = open_pictures(data, split, mapped)
         was_finished = (Path(out).expanduser() / MANIFEST_NAME).exists()
         started = time.monotonic()
+        store = annotate_source(
+            opened,
+            source,
+            out,
+            device=_device(device),
+            command=command,
+            quiet=rank > 0,
+            class_map=mapped,
+            image_size=image_size,
+            annotator=model,
+            **options,
+        )
+        seconds = time.monotonic() - started
+    if rank > 0:
+        return None
+    with PictureProgress("summing up") as progress:
+        summary = summarise(store, own_labels(store, source, opened), progress=progress)
+    return Annotation(store, summary, read_failures(store.path), seconds, was_finished)
+
+
+def annotate_source(
+    opened: OpenedAnnotator,
+    source: PictureSource,
+    out: str | Path,
+    *,
+    device: torch.device,
+    command: str,
+    quiet: bool = False,
+    annotator: str,
+    **options: Any,
+) -> LabelStore:
+    """`annotate` with what a person sees of it; a signal ends it, and `command` goes on."""
+    with StopRequest() as stop, PictureProgress("annotating", quiet=quiet) as progress:
 
         def step(done: int, total: int | None) -> None:
             if stop.received:
                 raise Stopped(stop.received, command)
             progress(done, total)
 
-        if rank == 0:
-            print(f"annotating {len(source):,} pictures of {source.location} with {model} on {place}", file=sys.stderr)
+        if not quiet:
+            where = f"{len(source):,} pictures of {source.location}"
+            print(f"annotating {where} with {annotator} on {device}", file=sys.stderr)
         try:
-            store = annotate(
-                network,
+            return annotate(
+                opened.model.to(device),
                 source,
                 out,
-                class_map=mapped,
-                image_size=image_size,
                 preprocessing=opened.preprocessing,
-                annotator=model,
+                annotator=annotator,
                 annotator_classes=opened.class_names or None,
                 progress=step,
                 **options,
@@ -98,12 +126,6 @@ def run_annotation(
                     "another process of this annotation has ended, its message says why; whole shards are kept"
                 ) from None
             raise
-        seconds = time.monotonic() - started
-    if rank > 0:
-        return None
-    with PictureProgress("summing up") as progress:
-        summary = summarise(store, own_labels(store, source, opened), progress=progress)
-    return Annotation(store, summary, read_failures(store.path), seconds, was_finished)
 
 
 def own_labels(store: LabelStore, source: PictureSource, opened: OpenedAnnotator) -> dict[str, int] | None:

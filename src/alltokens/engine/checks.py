@@ -120,17 +120,18 @@ def _supervision(config: RunConfig) -> None:
     if chosen.participation > 1:
         raise UserError(f"supervision.participation is a share: it must lie in (0, 1], got {chosen.participation}")
     if chosen.source == "class":
-        if config.data.labels is not None:
-            raise UserError(
-                "data.labels names a label store, but supervision.source class does not read it: take tokens or relabel"
-            )
+        for option, what in (("labels", "names a label store"), ("annotator", "makes a label store")):
+            if getattr(config.data, option) is not None:
+                raise UserError(
+                    f"data.{option} {what}, but supervision.source class does not read it: take tokens or relabel"
+                )
         for option, default in (("tail", "zero"), ("axes", "right"), ("ground_truth", None)):
             if getattr(chosen, option) != default:
                 raise UserError(f"supervision.{option} is for label maps: supervision.source tokens or relabel")
-    elif config.data.labels is None:
+    elif config.data.labels is None and config.data.annotator is None:
         raise UserError(
             f"supervision.source {chosen.source} reads label maps: say where they are with data.labels STORE. "
-            "`alltokens annotate --model NAME --data DIR --out STORE` makes them"
+            "`alltokens annotate --model NAME --data DIR --out STORE` makes them, or data.annotator NAME just before"
         )
     if chosen.participation < 1 and not chosen.is_dense:
         raise UserError("supervision.participation is for a dense loss; dense_weight is 0")

@@ -57,6 +57,9 @@ class DataConfig:
     """Checked against the data when stated."""
     labels: str | None = None
     """The label store of the training pictures (`alltokens annotate`), for the sources relabel and tokens."""
+    annotator: str | None = None
+    """Makes the label store before training, unless it is there: a model's name, a run's folder, or a recipe, which is
+    then trained on the same pictures. data.labels says where (default: labels/ in the run folder)."""
     train_pictures: int | None = None
     """Use only so many training pictures (scenes: how many are made; default 6000)."""
     val_pictures: int | None = None
@@ -262,3 +265,5 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    compare: str | None = None
+    """A recipe to train afterwards, on the same pictures, as long and from the same seed: table and page at the end."""

@@ -161,7 +161,8 @@ def _open_labels(config: RunConfig, source: PictureSource) -> LabelStore | None:
     """The label maps of the training pictures, checked to be theirs; None where the recipe reads none."""
     if config.supervision.source == "class":
         return None
-    assert config.data.labels is not None, "checked beforehand"
+    if config.data.labels is None:
+        raise UserError("data.annotator makes label maps in engine.experiment; runs by themselves want data.labels")
     store = LabelStore.open(config.data.labels)
     subset = config.data.train_pictures is not None
     store.check(list(source.keys), class_names=source.class_names, subset=subset)

@@ -27,8 +27,10 @@ from alltokens.engine.schedule import peak_rate, total_epochs
 from alltokens.engine.together import same_everywhere, together
 from alltokens.engine.trainer import Trainer
 from alltokens.errors import TrainingFailed, UserError
+from alltokens.labels.manifest import MANIFEST_NAME
 from alltokens.models.cost import gmacs, parameter_count
 from alltokens.models.weights import load_weights
+from alltokens.supervision.step import DENSE_WEIGHT
 
 DRY_RUN_UPDATES = 3  # timed after a first one
 
@@ -72,16 +74,13 @@ def train(
     times, and is alone.
     """
     checks.check(config)
-    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
-        if run_dir is None:
-            raise UserError("torchrun --max-restarts starts this command again: say --run-dir, to find the run again")
-        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and RunFolder(run_dir).config_file.exists():
-            return resume(run_dir, config=config, command=command, quiet=quiet, deadline=deadline, kept=kept)
+    if was_restarted(run_dir):
+        assert run_dir is not None
+        return resume(run_dir, config=config, command=command, quiet=quiet, deadline=deadline, kept=kept)
     runtime = _runtime(config, run_dir, kept)
     with together(runtime):
         feed, step, optimizer, generator = _prepared(config, runtime, weights_from, kept)
-        chosen = run_dir or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = RunFolder(Path(runtime.agree(str(chosen))))
+        folder = RunFolder(choose_folder(runtime, recipe, run_dir))
         if runtime.is_main:
             folder.create(config, recipe, command, weights_from)
         runtime.wait()
@@ -101,13 +100,7 @@ def resume(
 ) -> RunResult:
     """Go on exactly where a run stopped. `config`, if given, must say what the run's own says."""
     own = load_config(run_dir)
-    if config is not None and config != own:
-        before, now = flatten(to_mapping(own)), flatten(to_mapping(config))
-        changed = [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in now if before.get(key) != now.get(key)]
-        raise UserError(
-            f"a resumed run keeps its settings, these differ: {'; '.join(changed)}. "
-            "To train on with others, start a new run with --weights-from"
-        )
+    refuse_changes(own, config)
     runtime, folder = _runtime(own, run_dir, kept), RunFolder(run_dir)
     with together(runtime):
         if runtime.is_main:
@@ -123,9 +116,37 @@ def resume(
         return _run(own, runtime, folder, feed, trainer, quiet)
 
 
+def was_restarted(run_dir: Path | None) -> bool:
+    """Whether torchrun --max-restarts has started this command again, and its run is there."""
+    if not int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        return False
+    if run_dir is None:
+        raise UserError("torchrun --max-restarts starts this command again: say --run-dir, to find the run again")
+    return bool(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))) and RunFolder(run_dir).config_file.exists()
+
+
+def choose_folder(runtime: Runtime, recipe: str, run_dir: Path | None) -> Path:
+    """Where a new run goes, by default runs/<recipe>-<time>; the same in all processes."""
+    chosen = run_dir or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(runtime.agree(str(chosen)))
+
+
+def refuse_changes(own: RunConfig, config: RunConfig | None) -> None:
+    """A resumed run keeps its settings."""
+    if config is None or config == own:
+        return
+    before, now = flatten(to_mapping(own)), flatten(to_mapping(config))
+    changed = [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in now if before.get(key) != now.get(key)]
+    raise UserError(
+        f"a resumed run keeps its settings, these differ: {'; '.join(changed)}. "
+        "To train on with others, start a new run with --weights-from"
+    )
+
+
 def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     """The resolved settings, one batch's shapes, the first loss, the estimated time. Nothing is written."""
     checks.check(config)
+    resolved, config = config, _with_labels_at_hand(config)
     runtime = start_runtime(config.train)
     feed = open_feed(config, runtime)
     step, optimizer, generator = prepare(config, runtime, feed, weights_from)
@@ -155,8 +176,9 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     seconds = per_batch * config.train.accumulate * feed.updates_per_epoch * epochs
     return "\n".join(
         [
-            to_yaml(config),
+            to_yaml(resolved),
             *_introduction(config, runtime, feed, step),
+            *(["label maps  not made yet: here every token has its picture's label"] if config != resolved else []),
             "",
             "one batch of this process:",
             *(f"  {line}" for line in lines),
@@ -167,6 +189,18 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
             "nothing was written: no run folder, no weights",
         ]
     )
+
+
+def _with_labels_at_hand(config: RunConfig) -> RunConfig:
+    """The same step where label maps are yet to be made: every token is trained, on its picture's label."""
+    data, chosen = config.data, config.supervision
+    if data.annotator is None or (data.labels is not None and (Path(data.labels) / MANIFEST_NAME).exists()):
+        return config
+    weight = DENSE_WEIGHT if chosen.is_dense and chosen.dense_weight is None else chosen.dense_weight
+    classes = dataclasses.replace(
+        chosen, source="class", dense_weight=weight, tail="zero", axes="right", ground_truth=None
+    )
+    return dataclasses.replace(config, data=dataclasses.replace(data, annotator=None, labels=None), supervision=classes)
 
 
 def prepare(
