@@ -79,6 +79,7 @@ class _Watch:
         store = distributed_c10d._get_default_store().clone()  # one's own connection: another may wait in it for long
         self._store = dist.PrefixStore("alltokens", store)
         self._rank, self._world = rank, world
+        self._heard = dict.fromkeys(range(world), "")  # the words of those that have ended
         self._stop = threading.Event()
         self._store.add(f"beat/{rank}", 1)
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -89,9 +90,12 @@ class _Watch:
         self.end()
         try:
             self._store.set(f"words/{self._rank}", words[:2000])
-            return self._store.add(f"same/{words[:2000]}", 1) if words != _AFTER_ANOTHER else 1
+            alike = self._store.add(f"same/{words[:2000]}", 1)
         except RuntimeError:
             return 1
+        if self._rank == 0:
+            time.sleep(3 * BEAT)  # the store may end with this process: the others hear its words first
+        return alike
 
     def who_ended(self) -> str:
         """Which of the others ended first, and why; empty if all are alive."""
@@ -100,14 +104,16 @@ class _Watch:
             before = self._beats()
             time.sleep(GONE)
             after = self._beats()
-            words = {rank: self._words(rank) for rank in range(self._world)}
-        except RuntimeError:
-            return "process 0, through which all met, has ended without a word: it was killed, or its machine is gone"
+            self._hear()
+        except RuntimeError:  # the store is gone, and process 0 with it
+            before, after = [], []
         others = [rank for rank in range(self._world) if rank != self._rank]
         for rank in others:
-            if words[rank] not in ("", _AFTER_ANOTHER):
-                return f"process {rank} has ended: {words[rank]}"
-        still = [str(rank) for rank in others if before[rank] == after[rank] and not words[rank]]
+            if self._heard[rank] not in ("", _AFTER_ANOTHER):
+                return f"process {rank} has ended: {self._heard[rank]}"
+        if not after:
+            return "process 0, through which all met, has ended without a word: it was killed, or its machine is gone"
+        still = [str(rank) for rank in others if before[rank] == after[rank] and not self._heard[rank]]
         if not still:
             return ""
         which = f"process {still[0]} has" if len(still) == 1 else f"processes {', '.join(still)} have"
@@ -123,6 +129,7 @@ class _Watch:
         while not self._stop.wait(BEAT):
             with suppress(RuntimeError):  # the store is gone: whoever needs it says so
                 self._store.add(f"beat/{self._rank}", 1)
+                self._hear()
                 for rank, count in enumerate(self._beats()):
                     last, since = seen[rank]
                     if count != last:
@@ -134,6 +141,7 @@ class _Watch:
     def _beats(self) -> list[int]:
         return [self._store.add(f"beat/{rank}", 0) for rank in range(self._world)]
 
-    def _words(self, rank: int) -> str:
-        key = f"words/{rank}"
-        return self._store.get(key).decode(errors="replace") if self._store.check([key]) else ""
+    def _hear(self) -> None:
+        for rank, words in self._heard.items():
+            if not words and self._store.check([key := f"words/{rank}"]):
+                self._heard[rank] = self._store.get(key).decode(errors="replace")
