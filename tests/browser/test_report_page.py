@@ -111,7 +111,7 @@ def test_a_confusion_and_a_square_of_shares_say_what_they_are(browser, page):
     browser.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", cell)
     move(browser, cell, 0.5)
     assert "taken for" in browser.tip()
-    squares = browser.driver.find_element(By.CSS_SELECTOR, "#mixed-samples .shares")
+    squares = browser.driver.find_element(By.CSS_SELECTOR, "#mixed-samples .squares")
     browser.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", squares)
     move(browser, squares, 0.9, 0.9)
     value = browser.run("return JSON.parse(arguments[0].querySelector('script').textContent).values.at(-1)", squares)

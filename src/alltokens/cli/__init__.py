@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ VERBS = {
     "evaluate": "top-1, top-5 and loss of a run or a model",
     "annotate": "make a label map for every picture with an annotator",
     "report": "one HTML page of what became of runs",
+    "explain": "where a model looks, and what becomes of a mix in it",
     "labels": "look into label maps, verify, import and export them",
     "recipes": "list the packaged recipes, show or copy one",
     "models": "list models with their cost",
@@ -34,6 +36,9 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit code."""
     words = list(sys.argv[1:] if words is None else words)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name, or a terminal, may know other letters than we do
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _run(words)
     except UserError as error:

@@ -6,9 +6,11 @@ Shapes: h and w token grid.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from alltokens.report.style import (
@@ -23,6 +25,8 @@ from alltokens.report.style import (
     put_title,
     tiles,
 )
+
+PRESENCE = "PuOr"  # a scale with a middle that readers with any colour vision see
 
 
 def fluctuation(ratios: Mapping[str, Sequence[float] | Tensor], title: str = "") -> Drawing:
@@ -53,11 +57,10 @@ def presence(values: Sequence[Tensor], *, columns: int = 6, title: str = "") -> 
     """
     columns = min(columns, len(values))
     figure, axes = tiles(-(-len(values) // columns), columns, side=1.15, beside=0.9)
-    maps = [value.detach().float().cpu().numpy() for value in values]
-    reach = max(1.0, *(float(np.abs(np.log2(np.maximum(one, 1 / 16))).max()) for one in maps))
-    for layer, (cell, one) in enumerate(zip(axes.flat, maps, strict=False), 1):
-        logs = np.log2(np.maximum(one, 1 / 16))
-        cell.imshow(logs, cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest", extent=UNIT)
+    maps = presence_logs(values)
+    reach = presence_reach(maps)
+    for layer, (cell, logs) in enumerate(zip(axes.flat, maps, strict=False), 1):
+        cell.imshow(logs, cmap=PRESENCE, vmin=-reach, vmax=reach, interpolation="nearest", extent=UNIT)
         put_title(cell, f"layer {layer}")
     ticks = range(-int(reach), int(reach) + 1)
     bar = figure.colorbar(axes[0, 0].images[0], ax=axes, ticks=list(ticks), shrink=0.8, aspect=25)
@@ -66,6 +69,16 @@ def presence(values: Sequence[Tensor], *, columns: int = 6, title: str = "") -> 
     if title:
         figure.suptitle(title, fontsize=9, color=INK)
     return figure
+
+
+def presence_logs(values: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """The logarithm to base 2 of every map, no lower than that of a sixteenth."""
+    return [np.log2(np.maximum(value.detach().float().cpu().numpy(), 1 / 16)) for value in values]
+
+
+def presence_reach(maps: Sequence[NDArray[Any]]) -> float:
+    """How far the scale of such maps goes to either side of 0."""
+    return max(1.0, *(float(np.abs(one).max()) for one in maps))
 
 
 def rmse(rows: Sequence[tuple[str, float, float]], title: str = "") -> Drawing:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from alltokens.core.label_maps import LabelMap
 from alltokens.errors import UserError
+from alltokens.report.style import SHARES
 
 
 def write_page(template: str, out: Path, **context: Any) -> int:
@@ -74,6 +75,25 @@ def coded_map(maps: LabelMap, num_classes: int) -> dict[str, Any]:
         "scores": _text(maps.scores.numpy().astype("<f2")),
         "tail": _text(tail.numpy().astype("<f2")) if maps.has_tail and tail is not None else None,
     }
+
+
+def squares(values: Tensor, pixels: np.ndarray, told: dict[str, Any], *, smooth: bool = False) -> dict[str, Any]:
+    """A drawing (H, W, 3) uint8 of one value for each square of a grid (h, w), which the pointer reads.
+
+    told: what stands before and after a value, by what it is multiplied and its digits. A smooth drawing is stored
+    as a picture is, others exactly.
+    """
+    rows, columns = values.shape
+    shown = [round(float(one), 4) for one in values.flatten()]
+    uri = picture_uri(Image.fromarray(pixels), max(pixels.shape)) if smooth else pixels_uri(pixels)
+    return {"uri": uri, "squares": {"rows": rows, "columns": columns, "values": shown, "told": told}}
+
+
+def share_squares(shares: Tensor) -> dict[str, Any]:
+    """The partner's share of every token (h, w)."""
+    shares = shares.detach().float().cpu()
+    pixels = (255 * SHARES(shares.numpy())[..., :3]).round().astype(np.uint8)
+    return squares(shares, pixels, {"before": "partner ", "after": " %", "scale": 100, "digits": 1})
 
 
 def _text(array: np.ndarray) -> str:

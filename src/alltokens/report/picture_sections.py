@@ -5,18 +5,14 @@ Shapes: K classes, L layers.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from torch import Tensor
 
-from alltokens.report.html import coded_map, input_picture, picture_uri, pixels_uri, render
+from alltokens.report.html import coded_map, input_picture, picture_uri, render, share_squares
 from alltokens.report.run_pictures import Judged, MixedSample, Overlay
-from alltokens.report.runs import Line
-from alltokens.report.section_parts import Looked, Report, chart, for_each_group
-from alltokens.report.style import SHARES
+from alltokens.report.section_parts import Looked, Report, for_each_group, layer_chart
 
 MOST_CLASSES = 24  # of the table of confusions; of more classes, those that are confused most
 MOST_PAIRS = 10
@@ -109,23 +105,15 @@ def _mixed_sample(sample: MixedSample, one: Looked) -> dict[str, Any]:
         name: picture_uri(input_picture(getattr(sample, name), **(one.colours or {})), SIDE)
         for name in ("own", "partner", "mixed")
     }
-    after = None if sample.aligned_shares is None else _share_squares(sample.aligned_shares)
+    after = None if sample.aligned_shares is None else share_squares(sample.aligned_shares)
     return pictures | {
         "names": sample.names,
-        "before": _share_squares(sample.input_shares),
+        "before": share_squares(sample.input_shares),
         "after": after,
         "share": sample.share,
         "aligned_share": sample.aligned_share,
         "targets": [(name, round(a, 4), None if b is None else round(b, 4)) for name, a, b in sample.targets],
     }
-
-
-def _share_squares(shares: Tensor) -> dict[str, Any]:
-    values = shares.float().numpy()
-    pixels = (255 * SHARES(values)[..., :3]).round().astype(np.uint8)
-    rows, columns = values.shape
-    told = {"rows": rows, "columns": columns, "values": [round(float(one), 4) for one in values.ravel()]}
-    return {"uri": pixels_uri(pixels), "squares": told}
 
 
 def layers(report: Report) -> Markup | None:
@@ -141,15 +129,8 @@ def _layer_charts(one: Looked) -> dict[str, Any] | None:
     for sample in one.mixes.samples:
         if sample.ratios is None:
             return {"reason": one.mixes.reason}
-        lines = [(name, _layer_line(ratio)) for name, ratio in sample.ratios.items()]
-        title = f"{sample.names[0]} with {sample.names[1]}"
-        charts.append(chart(title, "layer", lines, " %", limits=[0, 100], whole=True, apart=True))
+        charts.append(layer_chart(f"{sample.names[0]} with {sample.names[1]}", sample.ratios))
     return {"charts": charts}
-
-
-def _layer_line(ratio: Tensor) -> Line:
-    known = [(float(layer), 100 * float(value)) for layer, value in enumerate(ratio) if math.isfinite(float(value))]
-    return Line([x for x, _ in known], [round(y, 3) for _, y in known], None, 1)
 
 
 def overlays(report: Report) -> Markup | None:

@@ -1,14 +1,18 @@
 """What the sections of a report are made from, and what they share.
 
+Shapes: L layers.
+
 Charts are data (`chart`): the page draws them and makes them answer to the pointer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
+from torch import Tensor
 
 from alltokens.report.html import render
 from alltokens.report.run_pictures import Judgement, Mixes, Overlay
@@ -47,6 +51,15 @@ def chart(title: str, x: str, lines: Iterable[tuple[str, Line | None]], unit: st
         if line is not None
     ]
     return {"title": title, "x": x, "unit": unit, "lines": drawn, **options} if drawn else None
+
+
+def layer_chart(title: str, ratios: Mapping[str, Tensor]) -> Any:
+    """The partner's share of what is classified, layer by layer (L + 1,), a line for each method; nan is left out."""
+    lines: list[tuple[str, Line]] = []
+    for name, ratio in ratios.items():
+        known = [(float(layer), 100 * float(value)) for layer, value in enumerate(ratio) if math.isfinite(float(value))]
+        lines.append((name, Line([x for x, _ in known], [round(y, 3) for _, y in known], None, 1)))
+    return chart(title, "layer", lines, " %", limits=[0, 100], whole=True, apart=True)
 
 
 def for_each_group(template: str, report: Report, build: Callable[[Looked], dict[str, Any] | None]) -> Markup:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
@@ -114,8 +114,21 @@ def put_heat(axes: Axes, picture: Picture, heat: Tensor, title: str = "", **opti
     pixels = to_pixels(picture, **options)
     axes.imshow(pixels, interpolation="nearest", extent=UNIT)
     smooth = spread(heat, (pixels.shape[0], pixels.shape[1]))
-    axes.imshow(smooth, cmap=HEAT, vmin=0, vmax=1, alpha=0.15 + 0.7 * np.clip(smooth, 0, 1), extent=UNIT)
+    axes.imshow(smooth, cmap=HEAT, vmin=0, vmax=1, alpha=_veil(smooth), extent=UNIT)
     put_title(axes, title)
+
+
+def heated(picture: Picture, heat: Tensor, **options: Any) -> NDArray[np.uint8]:
+    """The same as pixels (H, W, 3)."""
+    pixels = to_pixels(picture, **options)
+    smooth = spread(heat, (pixels.shape[0], pixels.shape[1]))
+    veil = _veil(smooth)[..., None]
+    mixed = (1 - veil) * pixels + veil * colormaps[HEAT](smooth)[..., :3]
+    return (255 * mixed).round().clip(0, 255).astype(np.uint8)
+
+
+def _veil(smooth: NDArray[Any]) -> NDArray[Any]:
+    return 0.15 + 0.7 * np.clip(smooth, 0, 1)
 
 
 def put_shares(axes: Axes, shares: Tensor, title: str = "") -> None:

@@ -1,4 +1,4 @@
-// The report: curves (charts.js), label maps and token predictions under the pointer (cells.js), shares of tokens.
+// The report: curves (charts.js), label maps and token predictions under the pointer (cells.js), values of squares (squares.js).
 
 const overlays = [...document.querySelectorAll(".cells[data-map]")].map((box) => {
   const { map, names } = JSON.parse(box.querySelector("script").textContent);
@@ -32,19 +32,6 @@ for (const cells of overlays) {
     chips.append(element("li", {}, chip));
   }
   (box.parentElement.querySelector("figcaption") ?? box).after(chips);
-}
-
-// Squares of tokens: the pointer reads the partner's share of each.
-for (const box of document.querySelectorAll(".shares")) {
-  const { rows, columns, values } = JSON.parse(box.querySelector("script").textContent);
-  box.addEventListener("pointermove", (event) => {
-    const area = box.getBoundingClientRect();
-    const column = Math.min(columns - 1, Math.floor(((event.clientX - area.left) / area.width) * columns));
-    const row = Math.min(rows - 1, Math.floor(((event.clientY - area.top) / area.height) * rows));
-    const value = values[row * columns + column];
-    if (value !== undefined) tip.show(event.clientX, event.clientY, `partner ${percent(value)}`);
-  });
-  box.addEventListener("pointerleave", () => tip.hide());
 }
 
 for (const cell of document.querySelectorAll("[data-tip]")) {
