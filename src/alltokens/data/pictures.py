@@ -14,12 +14,16 @@ import io
 import warnings
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin, WebPImagePlugin  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from PIL.JpegImagePlugin import JpegImageFile
 
 from alltokens.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+
+# Of Pillow's decoders those for the extensions above, whatever a file is called: some of the others start programs
+# (EPS starts Ghostscript), and many are seldom looked after.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 
 MAX_PIXELS = 89_478_485  # where Pillow starts to warn of decompression bombs: 256 MiB of RGB
 
@@ -63,7 +67,7 @@ def _opened(encoded: bytes | Image.Image, max_pixels: int) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # max_pixels decides, just below
         try:
-            picture = Image.open(io.BytesIO(encoded))
+            picture = Image.open(io.BytesIO(encoded), formats=_FORMATS)
         except Image.DecompressionBombError as error:
             raise UnreadablePicture(f"too large ({error}); make it smaller or save it as a JPEG") from None
     return _checked(picture, max_pixels)

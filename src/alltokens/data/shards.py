@@ -24,6 +24,10 @@ from alltokens.errors import UserError
 CLASS_NAMES_FILE = "classnames.txt"  # beside the shards, one name per line, as published WebDataset collections have it
 
 
+MOST_LABEL_BYTES = 1_000_000  # of a .cls or .json member
+DEEPEST = 8  # tars in tars
+
+
 class Member(NamedTuple):
     """A file inside a tar: a picture at its place, or a label."""
 
@@ -87,27 +91,36 @@ def open_tars(
 def _members(path: Path) -> Iterator[Member]:
     try:
         with tarfile.open(path, "r:") as tar:
-            yield from _walk(tar, 0, "")
-    except (tarfile.TarError, EOFError) as error:
-        raise UserError(f"{path} is not a whole, uncompressed tar: {error}") from error
+            yield from _walk(tar, 0, path.stat().st_size, "")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, UnicodeError) as error:
+        raise UserError(f"{path} is not a whole, uncompressed tar: {str(error) or type(error).__name__}") from error
 
 
-def _walk(tar: tarfile.TarFile, start: int, prefix: str) -> Iterator[Member]:
-    """The pictures and labels of a tar that begins at byte `start` of its file; a tar inside is a folder."""
+def _walk(tar: tarfile.TarFile, start: int, end: int, prefix: str, depth: int = 0) -> Iterator[Member]:
+    """The pictures and labels of a tar that lies in the bytes `start` to `end` of its file; one inside is a folder."""
     while (info := tar.next()) is not None:
         tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue] (a million headers would stay in memory)
         path = prefix + info.name.removeprefix("./")
         suffix = path.rpartition(".")[2].lower()
         if not info.isreg() or info.issparse():
             continue
+        if info.size < 0 or start + info.offset_data + info.size > end:
+            raise tarfile.ReadError(f"{path} would reach beyond the end")
         if is_picture_name(path):
             yield Member(path, start + info.offset_data, info.size)
         elif suffix in ("cls", "json"):
+            if info.size > MOST_LABEL_BYTES:
+                continue  # of something else than a label
             text = _extracted(tar, info).read().decode("utf-8", "replace")
             yield Member(path, None, label=_label(suffix, text))
         elif suffix == "tar":
+            if depth == DEEPEST:
+                raise tarfile.ReadError(f"{path} lies in more than {DEEPEST} other tars")
+            inner_start = start + info.offset_data
             with tarfile.open(fileobj=_extracted(tar, info), mode="r:") as inner:
-                yield from _walk(inner, start + info.offset_data, f"{path[:-4]}/")
+                yield from _walk(inner, inner_start, inner_start + info.size, f"{path[:-4]}/", depth + 1)
 
 
 def _extracted(tar: tarfile.TarFile, info: tarfile.TarInfo) -> tarfile.ExFileObject:
@@ -131,7 +144,7 @@ def _label(kind: str, text: str) -> int | str | None:
     if kind == "json":
         try:
             content = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return None
         value = content.get("label") if isinstance(content, dict) else None
     if isinstance(value, str) and value.lstrip("-").isdecimal():

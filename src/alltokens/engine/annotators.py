@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from alltokens.engine.assembly import build_net
 from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.errors import UserError
 from alltokens.labels.annotator import Preprocessing, create_annotator
-from alltokens.models.weights import CONFIG_FILE, load_weights
+from alltokens.models.weights import load_weights, read_class_names
 
 
 class OpenedAnnotator(NamedTuple):
@@ -38,9 +37,7 @@ def open_annotator(
         raise UserError(f"{name} is a run folder, which knows how its model is built; it takes no model options")
     config = load_config(Path(name))
     folder = RunFolder(Path(name)).weights / "best"
-    if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{folder} has no weights yet: the run was stopped before its first evaluation")
-    class_names = tuple(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["label_names"])
+    class_names = read_class_names(folder)
     size = image_size or config.data.image_size
     as_wanted = dataclasses.replace(
         config,

@@ -18,6 +18,9 @@ from alltokens.errors import UserError, unknown
 
 T = TypeVar("T")
 
+MOST_NODES = 100_000  # values in a file of settings
+MOST_BYTES = 10_000_000
+
 
 class _StrictLoader(yaml.SafeLoader):
     """PyYAML's safe loader, but a key that stands twice is an error instead of the later one winning silently."""
@@ -37,20 +40,47 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, where: str) -> Any:
+    """What a YAML text says: plain values alone, nothing executed, and never more than MOST_NODES of them."""
+    loader = _StrictLoader(text)
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded(node, {}) > MOST_NODES:
+            raise UserError(f"more than {MOST_NODES:,} values; settings are smaller, so this is no file of settings")
+        return loader.construct_document(node)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise UserError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply") from None
+    except ValueError as error:  # a date or a number that is none, a sign that YAML does not allow
+        raise UserError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
+    finally:
+        loader.dispose()
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values in a node, with everything that aliases repeat: a few lines of those can stand for billions."""
+    if id(node) not in known:
+        known[id(node)] = MOST_NODES + 1  # for whoever comes here again from inside: an alias of itself has no end
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in pairs)
+    return known[id(node)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            read = file.read(MOST_BYTES + 1)
+        if len(read) > MOST_BYTES:
+            raise UserError(f"{path} is larger than any file of settings ({MOST_BYTES:,} bytes)")
+        text = read.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UserError(f"cannot read {path}: {reason}") from None

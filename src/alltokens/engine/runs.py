@@ -32,6 +32,7 @@ from alltokens.models.cost import gmacs, parameter_count
 from alltokens.models.weights import load_weights
 from alltokens.supervision.step import DENSE_WEIGHT
 
+GO_ON = "The run goes on from its last checkpoint with: alltokens train --resume RUN, started with as many processes"
 DRY_RUN_UPDATES = 3  # timed after a first one
 
 
@@ -78,7 +79,7 @@ def train(
         assert run_dir is not None
         return resume(run_dir, config=config, command=command, quiet=quiet, deadline=deadline, kept=kept)
     runtime = _runtime(config, run_dir, kept)
-    with together(runtime):
+    with together(runtime, GO_ON):
         feed, step, optimizer, generator = _prepared(config, runtime, weights_from, kept)
         folder = RunFolder(choose_folder(runtime, recipe, run_dir))
         if runtime.is_main:
@@ -102,7 +103,7 @@ def resume(
     own = load_config(run_dir)
     refuse_changes(own, config)
     runtime, folder = _runtime(own, run_dir, kept), RunFolder(run_dir)
-    with together(runtime):
+    with together(runtime, GO_ON):
         if runtime.is_main:
             folder.lock()
         begun = runtime.agree(folder.last_checkpoint.exists())

@@ -24,8 +24,11 @@ SILENT = 60.0  # without one for so long, while all seems well: said once, as a 
 
 
 @contextmanager
-def together(runtime: Runtime) -> Iterator[None]:
-    """Around all that the processes do together. Errors that are alike in all of them are said by one."""
+def together(runtime: Runtime, then: str = "") -> Iterator[None]:
+    """Around all that the processes do together. Errors that are alike in all of them are said by one.
+
+    `then` is what a user can do once another one has ended.
+    """
     if runtime.world == 1:
         yield
         return
@@ -48,8 +51,7 @@ def together(runtime: Runtime) -> Iterator[None]:
         if who:
             watch.farewell(_AFTER_ANOTHER)
             raise TrainingFailed(
-                f"{who}. This is process {runtime.rank}, which cannot go on alone. The run goes on from its last "
-                "checkpoint with: alltokens train --resume RUN, started with as many processes"
+                f"{who}. This is process {runtime.rank}, which cannot go on alone{then and f'. {then}'}"
             ) from None
         watch.farewell(f"{type(error).__name__}: {error}")
         raise

@@ -20,10 +20,11 @@ from alltokens.engine.config import DataConfig, RunConfig, TrainConfig
 from alltokens.engine.feeding import MOST_WORKERS, open_pictures
 from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.engine.runtime import Runtime, start_runtime
+from alltokens.engine.together import together
 from alltokens.errors import UserError, unknown
 from alltokens.evaluate.scoring import score
 from alltokens.models.cost import gmacs, parameter_count
-from alltokens.models.weights import load_weights
+from alltokens.models.weights import load_weights, read_class_names
 from alltokens.supervision.step import Supervision
 
 
@@ -62,6 +63,21 @@ def evaluate(
     """
     settings = TrainConfig(precision=precision, device=device)  # type: ignore[arg-type]
     runtime = start_runtime(settings)
+    with together(runtime):
+        return _evaluated(runtime, target, data, split, weights, batch_size, image_size, workers, on_bad_picture)
+
+
+def _evaluated(
+    runtime: Runtime,
+    target: str,
+    data: str | None,
+    split: str,
+    weights: str,
+    batch_size: int | None,
+    image_size: int | None,
+    workers: int | None,
+    on_bad_picture: str,
+) -> Evaluation | None:
     if (Path(target) / "config.yaml").is_file():
         net, source, transform, size = _of_run(Path(target), data, split, weights, image_size)
     else:
@@ -98,7 +114,7 @@ def _of_run(
     if weights not in ("best", "last"):
         raise unknown("weights", weights, ("best", "last"))
     folder = RunFolder(run).weights / weights
-    class_names = _class_names(folder)
+    class_names = read_class_names(folder)
     source = open_pictures(config.data, split, class_names) if data is None else _opened(data, split, class_names)
     untrained = dataclasses.replace(config, model=dataclasses.replace(config.model, pretrained=False))
     net = build_net(untrained, len(class_names))
@@ -143,15 +159,6 @@ def _opened(data: str, split: str, class_names: tuple[str, ...] | None) -> Any:
     path = Path(data)
     has_splits = path.is_dir() and split in find_splits(path)
     return open_source(data, split if has_splits else None, class_names=class_names, allow_empty_classes=True)
-
-
-def _class_names(folder: Path) -> tuple[str, ...]:
-    import json
-
-    file = folder / "config.json"
-    if not file.is_file():
-        raise UserError(f"{folder} has no weights yet: the run was stopped before its first evaluation")
-    return tuple(json.loads(file.read_text(encoding="utf-8"))["label_names"])
 
 
 def _workers(workers: int | None) -> int | None:

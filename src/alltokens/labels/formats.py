@@ -23,6 +23,7 @@ from alltokens.labels.layout import Form
 from alltokens.labels.manifest import Description
 from alltokens.labels.store import LabelStore
 from alltokens.labels.writer import SHARD_SIZE, LabelWriter
+from alltokens.models.weights import load_plain
 
 EXACT_IDS = 2048  # float16 holds every whole number up to here
 
@@ -120,7 +121,9 @@ def published_name(key: str) -> str:
 def read_file(path: Path, shape: tuple[int, ...] | None = None, num_classes: int | None = None) -> Tensor:
     """(2, k, h, w): scores and ids of one published file. Code in it is refused, and so is another `shape`."""
     try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
+        values = load_plain(path)
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except Exception as error:  # torch reports damage and code alike through its own error types

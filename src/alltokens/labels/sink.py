@@ -6,6 +6,7 @@ Shapes: B batch, k kept labels, h and w cells of a map.
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -113,7 +114,7 @@ def write_failures(store: Path, failed: dict[str, str]) -> None:
     if not failed:
         path.unlink(missing_ok=True)
         return
-    lines = [f"{key}\t{' '.join(reason.split())}\n" for key, reason in sorted(failed.items())]
+    lines = [f"{_on_one_line(key)}\t{' '.join(reason.split())}\n" for key, reason in sorted(failed.items())]
     write_aside(path, ["".join(lines).encode("utf-8", "surrogateescape")])
 
 
@@ -122,5 +123,17 @@ def read_failures(store: str | Path) -> dict[str, str]:
     path = Path(store) / FAILED_NAME
     if not path.is_file():
         return {}
-    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    return {key: reason for key, _, reason in (line.partition("\t") for line in lines)}
+    lines = path.read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1]
+    return {_as_it_was(key): reason for key, _, reason in (line.partition("\t") for line in lines)}
+
+
+_ESCAPED = {"\\": "\\\\", "\n": "\\n", "\t": "\\t"}  # a file's name may hold any of these
+
+
+def _on_one_line(key: str) -> str:
+    return re.sub(r"[\\\n\t]", lambda sign: _ESCAPED[sign[0]], key)
+
+
+def _as_it_was(key: str) -> str:
+    plain = {spelled: sign for sign, spelled in _ESCAPED.items()}
+    return re.sub(r"\\[\\nt]", lambda sign: plain[sign[0]], key)

@@ -6,6 +6,7 @@ Shapes: N positions, P prefix positions (class token and registers), C channels.
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -88,18 +89,59 @@ def find_weights(path: Path) -> Path:
 def read_weights(file: Path) -> dict[str, Tensor]:
     """The state dict in a file, unwrapped from what training programs put around it. Nothing in it is executed."""
     try:
-        content: Any = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+        content: Any = load_file(file) if file.suffix == ".safetensors" else load_plain(file)
+    except UserError:
+        raise
     except (safetensors.SafetensorError, OSError, RuntimeError, EOFError) as error:
         raise UserError(f"{file} cannot be read as weights: {_first_line(error)}") from None
     except Exception as error:  # torch's unpickler reports code and damage alike through its own error types
         raise UserError(
             f"{file} is not a plain state dict (weights with code in them are refused): {_first_line(error)}"
         ) from None
-    while isinstance(content, Mapping) and (wrapped := [key for key in _WRAPPERS if key in content]):
-        content = content[wrapped[0]]
+    for _ in _WRAPPERS:  # not for ever: what is in a file may contain itself
+        if isinstance(content, Mapping) and (wrapped := [key for key in _WRAPPERS if key in content]):
+            content = content[wrapped[0]]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise UserError(f"{file} holds no state dict: expected names and tensors")
     return {str(name).removeprefix("module."): value for name, value in content.items()}
+
+
+def load_plain(file: Path) -> Any:
+    """What torch.save wrote, if it is plain values and tensors: no code runs, and no more memory than bytes is used."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise UserError(f"{file} is compressed, which torch.save never does: it may unfold to any size")
+    content = torch.load(file, "cpu", weights_only=True)
+    _refuse_repeats(content, file, set())
+    return content
+
+
+def _refuse_repeats(content: Any, file: Path, seen: set[int]) -> None:
+    """A tensor may repeat its few bytes by strides of 0; whoever copied it would need any amount of memory."""
+    if id(content) in seen:
+        return
+    seen.add(id(content))
+    if isinstance(content, Tensor):
+        if not content.is_sparse and content.numel() * content.element_size() > content.untyped_storage().nbytes():
+            raise UserError(f"{file} holds a tensor of {tuple(content.shape)} that has fewer bytes than that")
+    elif isinstance(content, Mapping | list | tuple):
+        for part in content.values() if isinstance(content, Mapping) else content:
+            _refuse_repeats(part, file, seen)
+
+
+def read_class_names(folder: Path) -> tuple[str, ...]:
+    """The names of the classes in a weights folder."""
+    file = folder / CONFIG_FILE
+    try:
+        names = json.loads(file.read_text(encoding="utf-8"))["label_names"]
+        if not isinstance(names, list):
+            raise TypeError
+        return tuple(map(str, names))
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no weights yet: the run was stopped before its first evaluation") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{file} is damaged: it names no classes; restore it from a copy") from None
 
 
 def resize_positions(
