@@ -21,6 +21,7 @@ from alltokens.data.scenes import SCENE_CLASSES
 from alltokens.data.sources import open_scenes
 from alltokens.engine.assembly import model_arguments
 from alltokens.engine.config import RunConfig
+from alltokens.engine.loading import parse_yaml, to_yaml
 from alltokens.labels.manifest import Description
 from alltokens.labels.writer import LabelWriter
 from alltokens.models.cost import weightless
@@ -28,7 +29,7 @@ from alltokens.models.lvvit import LVViT
 from alltokens.models.pvt import DIMS, PyramidVisionTransformer
 
 SIDE = 64
-BATCH = 16
+BATCH = 8
 PICTURES = 2 * BATCH
 GRID = (5, 5)
 
@@ -50,6 +51,7 @@ def shrunken(config: RunConfig) -> RunConfig:
             cache_size=None,
             num_classes=None,
             labels=label_store() if reads_maps else None,
+            annotator=None,
             train_pictures=PICTURES,
             val_pictures=BATCH,
             allow_empty_classes=True,
@@ -59,6 +61,7 @@ def shrunken(config: RunConfig) -> RunConfig:
         train=replace(config.train, epochs=1, batch_size=BATCH, precision="fp32", compile="off", device="cpu"),
         evaluation=replace(config.evaluation, every_epochs=1),
         log=replace(config.log, every_steps=1, trackers=()),
+        compare=None,
     )
 
 
@@ -68,7 +71,7 @@ def _smallest(config: RunConfig) -> str:
 
 
 def _small(config: RunConfig) -> dict[str, Any]:
-    model: Any = weightless(config.model.name, **model_arguments(config))
+    model = _look(config.model.name, to_yaml(model_arguments(config)))
     if isinstance(model, SwinTransformer):
         return {"embed_dim": model.embed_dim // 4, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4}
     if isinstance(model, PyramidVisionTransformer):  # its depths belong to its name
@@ -83,6 +86,11 @@ def _small(config: RunConfig) -> dict[str, Any]:
     depth = max(config.supervision.follower.layers or (2,))  # a recipe that names layers keeps them
     stem = {"stem_channels": 8} if isinstance(model, LVViT) else {}
     return {"embed_dim": width - width % small_heads, "depth": depth, "num_heads": small_heads} | stem
+
+
+@functools.cache
+def _look(name: str, arguments: str) -> Any:
+    return weightless(name, **parse_yaml(arguments, name))
 
 
 @functools.cache

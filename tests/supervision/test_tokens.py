@@ -14,7 +14,9 @@ import alltokens as at
 from alltokens.core import geometry
 from alltokens.core.token_loss import token_loss
 from alltokens.supervision.embedding import EmbeddingMix
+from alltokens.supervision.mixer import MIXERS
 from alltokens.supervision.source import SOURCES
+from alltokens.supervision.step import FOLLOWERS
 
 CLASSES, SIDE, GRID = 5, 32, (4, 4)
 
@@ -117,12 +119,16 @@ def test_with_tl_align_every_token_blends_its_two_labels_by_its_own_share(net, m
 
 @pytest.mark.parametrize(
     ("source", "mixer", "follower"),
-    list(itertools.product(SOURCES, ["none", "cutmix", "mixup+cutmix", "mixtoken"], ["area", "transmix", "tl_align"])),
+    list(itertools.product(SOURCES, [*MIXERS, "cutmix on patches", "mixtoken then mixup"], FOLLOWERS)),
 )
 @pytest.mark.parametrize("dense", [0.0, 0.5])
 def test_every_combination_gives_every_parameter_a_gradient(source, mixer, follower, dense):
     net = at.TokenClassifier(vit()) if dense else vit()
-    step = at.Supervision(net, source, mixer, follower, dense_weight=dense, smoothing=0.1)
+    special = {
+        "cutmix on patches": at.Mixer("cutmix", patch_size=8),
+        "mixtoken then mixup": at.Mixer("mixtoken", then_mixup=1.0),
+    }
+    step = at.Supervision(net, source, special.get(mixer, mixer), follower, dense_weight=dense, smoothing=0.1)
     loss, parts = step(batch_of(), seeded())
     loss.backward()
     assert torch.isfinite(loss)
@@ -153,6 +159,22 @@ def test_other_families_are_trained_with_tokens_too(name):
     loss.backward()
     assert torch.isfinite(loss)
     assert parts.token_targets.rest.shape == parts.token_logits.shape[:2]
+
+
+def test_fine_tuned_on_larger_pictures_the_labels_follow_the_grid(tmp_path):
+    """224 -> 384 px, in small: the weights of a 4 x 4 grid go on at 6 x 6, and so do the same label maps."""
+    torch.save(lvvit().state_dict(), tmp_path / "small.pth")
+    larger = lvvit(img_size=48)
+    at.load_weights(larger, tmp_path / "small.pth")
+    batch = batch_of(2, (48, 48))
+    step = at.Supervision(larger, "tokens", "mixtoken")
+    loss, parts = step(batch, seeded())
+    loss.backward()
+    assert parts.token_logits.shape == (2, 36, CLASSES)
+    _, expected = at.sample_token_labels(batch.maps, batch.matrix, (6, 6), CLASSES)
+    shares = parts.plan.token_share((6, 6)).flatten(1)
+    expected = at.blend_targets(expected, parts.plan.partner, shares)
+    torch.testing.assert_close(parts.token_targets.dense(CLASSES), expected)
 
 
 def test_relabel_takes_the_crops_label(net):
@@ -211,8 +233,7 @@ def test_participation_draws_from_the_steps_generator(net):
     assert first == step(batch_of(), seeded(1))[1].loss_token.item()
 
 
-@pytest.mark.parametrize("follower", ["area", "tl_align"])
-@pytest.mark.parametrize("mixer", ["cutmix", "mixtoken"])
+@pytest.mark.parametrize(("mixer", "follower"), [("cutmix", "tl_align"), ("mixtoken", "area")])
 def test_compiled_is_eager(mixer, follower):
     step = at.Supervision(sharpen(at.TokenClassifier(vit())), "tokens", mixer, follower, smoothing=0.1)
     compiled = torch.compile(step, backend="aot_eager")
