@@ -35,9 +35,10 @@ from alltokens.evaluate.token_truth import measure_token_truth
 from alltokens.labels.inspect import summarise
 from alltokens.labels.manifest import MANIFEST_NAME
 from alltokens.labels.store import LabelStore
-from alltokens.labels.truth import score_cells
+from alltokens.labels.truth import CellScores, score_cells
 from alltokens.report import write_report
 
+COMPARISON = "comparison.json"
 PICTURES_ON_THE_PAGE = 200  # of each run, looked at for confusions and overlays
 
 
@@ -158,12 +159,17 @@ def _of_labels(config: RunConfig, store: LabelStore, labels: dict[str, int] | No
     summary = summarise(store, labels)
     if summary.agreement is not None:
         rows.append(("pictures", f"{summary.agreement:.1%} of the averaged maps name the picture's class"))
-    if _shows_scenes(config):
-        truth = load_scenes(len(store), config.data.image_size, split="train").class_maps
-        keys = [f"train/{index:06d}" for index in range(len(store))]
-        scores = score_cells(store, zip(keys, truth, strict=True))
+    if (scores := _truth_of_labels(config, store)) is not None:
         rows.append(("tokens", f"{scores.top1:.1%} of {scores.cells:,} cells that show a class name it first"))
     return rows
+
+
+def _truth_of_labels(config: RunConfig, store: LabelStore) -> CellScores | None:
+    """How right labels are, cell by cell, where the class of every pixel is known."""
+    if not _shows_scenes(config):
+        return None
+    truth = load_scenes(len(store), config.data.image_size, split="train").class_maps
+    return score_cells(store, zip(open_pictures(config.data, "train").keys, truth, strict=True))
 
 
 # What is compared
@@ -180,7 +186,9 @@ def _compare(config: RunConfig, result: RunResult, quiet: bool) -> None:
     rows = [_row(facts["recipe"], config, result, runtime), _row(name, twin, other, runtime)]
     if not runtime.is_main:
         return
-    write_atomically(folder / "comparison.json", json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    labels = None if config.data.labels is None else _truth_of_labels(config, LabelStore.open(config.data.labels))
+    facts = {"right_labels": labels and 100 * labels.top1, "runs": [asdict(row) for row in rows]}
+    write_atomically(folder / COMPARISON, json.dumps(facts, indent=2) + "\n")
     if not quiet:
         _show(rows)
     page = write_report([folder, other.run_dir], folder / "report.html", pictures=PICTURES_ON_THE_PAGE)
