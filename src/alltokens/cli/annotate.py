@@ -69,7 +69,7 @@ def main(words: Sequence[str]) -> int:
     command = read(Command(), words, PROGRAM)
     wanted = {"--model NAME": command.model, "--data DIR": command.data, "--out STORE": command.out}
     if missing := [name for name, value in wanted.items() if value is None]:
-        raise UserError(f"{PROGRAM} wants {' '.join(wanted)}; {' and '.join(missing)} is missing")
+        raise UserError(f"{PROGRAM} wants {' '.join(wanted)}; missing: {', '.join(missing)}")
     assert command.model is not None and command.data is not None and command.out is not None
     from alltokens.engine.annotation import run_annotation
 
@@ -92,32 +92,39 @@ def main(words: Sequence[str]) -> int:
         workers=command.workers,
         device=command.device,
         shard_size=command.shard_size,
-        command=shlex.join(["alltokens", "annotate", *words]),
+        command=_spelled(words),
     )
     if done is None:  # not the main process
         return 0
     if command.json:
-        print(json.dumps(summary_as_json(done.store, done.summary, done.failed), indent=2))
+        about = {"command": _spelled(words), "begun": done.begun, "seconds": round(done.seconds, 1)}
+        print(json.dumps(about | summary_as_json(done.store, done.summary, done.failed), indent=2))
         return 0
-    _show(done)
+    _show(done, command)
     return 0
 
 
-def _show(done: Annotation) -> None:
+def _spelled(words: Sequence[str]) -> str:
+    return shlex.join(["alltokens", "annotate", *words])
+
+
+def _show(done: Annotation, command: Command) -> None:
     rows = [("store", str(done.store.path)), *summary_rows(done.store, done.summary)]
     if done.failed:
         reasons = Counter(done.failed.values()).most_common(3)
         shown = "; ".join(f"{count:,}: {what}" for what, count in reasons)
-        rows.append(
-            (
-                "failed",
-                f"{len(done.failed):,} pictures, listed in failed.txt ({shown}), such as {next(iter(done.failed))}",
-            )
-        )
+        rows.append(("failed", f"{len(done.failed):,}, such as {next(iter(done.failed))}; failed.txt lists them"))
+        rows.append(("because", shown))
     else:
         rows.append(("failed", "none"))
-    speed = done.summary.pictures / max(done.seconds, 1e-9)
-    took = "finished before, nothing was left to do" if done.was_finished else duration(done.seconds)
-    rows.append(("took", took if done.was_finished else f"{took}, {speed:,.1f} pictures/s"))
+    took = duration(done.seconds)
+    if done.begun == "finished":
+        took = "finished before, nothing was left to do"
+    elif done.begun == "fresh":
+        took += f", {done.summary.pictures / max(done.seconds, 1e-9):,.1f} pictures/s"
+    rows.append(("took", took))
     closing_table(rows)
-    print(f"\nlook at it: alltokens labels inspect {shlex.quote(str(done.store.path))} --page labels.html --data ...")
+    assert command.data is not None
+    where = ["--data", command.data, *(["--split", command.split] if command.split else [])]
+    look = ["alltokens", "labels", "inspect", str(done.store.path), *where, "--page", "labels.html"]
+    print(f"\nlook at it: {shlex.join(look)}")

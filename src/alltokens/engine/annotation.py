@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,11 +24,14 @@ from alltokens.errors import Stopped, UserError, unknown
 from alltokens.labels.annotate import annotate, open_pictures, read_failures
 from alltokens.labels.class_map import AnnotatorClasses, match_classes
 from alltokens.labels.inspect import Summary, summarise
-from alltokens.labels.manifest import MANIFEST_NAME
+from alltokens.labels.manifest import MANIFEST_NAME, UNFINISHED_NAME
 from alltokens.labels.store import LabelStore
 
 # Processes meet at the beginning and at the end only; one may have hours of work left when another is done.
 LONGEST_WAIT = timedelta(days=30)
+
+
+Begun = Literal["fresh", "earlier", "finished"]  # what there was of the store when this call came
 
 
 class Annotation(NamedTuple):
@@ -38,7 +41,7 @@ class Annotation(NamedTuple):
     summary: Summary
     failed: dict[str, str]  # pictures without a map, and why
     seconds: float
-    was_finished: bool  # before this call
+    begun: Begun
 
 
 def run_annotation(
@@ -63,7 +66,7 @@ def run_annotation(
     with joined() as rank:
         opened = open_annotator(model, weights=weights, options=model_options, image_size=image_size)
         source = open_pictures(data, split, mapped)
-        was_finished = (Path(out).expanduser() / MANIFEST_NAME).exists()
+        begun = _begun(Path(out).expanduser())
         started = time.monotonic()
         store = annotate_source(
             opened,
@@ -82,7 +85,7 @@ def run_annotation(
         return None
     with PictureProgress("summing up") as progress:
         summary = summarise(store, own_labels(store, source, opened), progress=progress)
-    return Annotation(store, summary, read_failures(store.path), seconds, was_finished)
+    return Annotation(store, summary, read_failures(store.path), seconds, begun)
 
 
 def annotate_source(
@@ -167,6 +170,12 @@ def joined() -> Iterator[int]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def _begun(out: Path) -> Begun:
+    if (out / MANIFEST_NAME).exists():
+        return "finished"
+    return "earlier" if (out / UNFINISHED_NAME).exists() else "fresh"
 
 
 def _read_class_map(wanted: str | None) -> str | dict[str, Any] | None:

