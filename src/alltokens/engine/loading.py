@@ -41,8 +41,9 @@ class _StrictLoader(yaml.SafeLoader):
 
 def parse_yaml(text: str, where: str) -> Any:
     """What a YAML text says: plain values alone, nothing executed, and never more than MOST_NODES of them."""
-    loader = _StrictLoader(text)
+    loader = None
     try:
+        loader = _StrictLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -54,13 +55,20 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise UserError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        raise UserError(
+            f"{where}{line}: not valid YAML: {_one_line(getattr(error, 'problem', None) or error)}"
+        ) from None
     except RecursionError:
         raise UserError(f"{where}: nested too deeply") from None
     except ValueError as error:  # a date or a number that is none, a sign that YAML does not allow
-        raise UserError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{where}: not valid YAML: {_one_line(error)}") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
+
+
+def _one_line(words: object) -> str:
+    return " ".join(str(words).split())[:300]
 
 
 def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
