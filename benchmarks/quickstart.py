@@ -86,7 +86,7 @@ def _cpu_seconds() -> float:
 def main(seeds: list[int]) -> None:
     config, now = load_recipe("quickstart"), settings()
     for seed in seeds:
-        rows = [row for row in read_rows() if row["settings"] == now]
+        rows = [row for row in read_rows() if row.get("settings") == now]
         if any(row["seed"] == str(seed) for row in rows):
             continue
         rows.append(measure(config, seed))

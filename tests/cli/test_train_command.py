@@ -11,11 +11,11 @@ from alltokens.engine.recipes import load_recipe
 @pytest.fixture
 def calls(monkeypatch):
     """What the command hands to the trainer, instead of training."""
-    from alltokens.engine import runs
+    from alltokens.engine import experiment, runs
 
     seen = []
-    for name in ("train", "resume", "dry_run"):
-        monkeypatch.setattr(runs, name, lambda *args, _name=name, **options: seen.append((_name, args, options)))
+    for module, name in ((experiment, "train"), (experiment, "resume"), (runs, "dry_run")):
+        monkeypatch.setattr(module, name, lambda *args, _name=name, **options: seen.append((_name, args, options)))
     return seen
 
 
