@@ -90,7 +90,7 @@ def rmse(rows: Sequence[tuple[str, float, float]], title: str = "") -> Drawing:
     axes.barh(places, means, xerr=spreads, height=0.62, color=COLOURS[1], ecolor=FAINT, capsize=2)
     for place, (mean, spread) in enumerate(zip(means, spreads, strict=True)):
         axes.annotate(
-            f"{mean:.3f}",
+            f"{mean:.3g}",
             (mean + spread, place),
             (4, 0),
             textcoords="offset points",
@@ -98,6 +98,7 @@ def rmse(rows: Sequence[tuple[str, float, float]], title: str = "") -> Drawing:
             fontsize=8,
             color=INK,
         )
+    axes.xaxis.get_major_locator().set_params(nbins=5)
     axes.set_yticks(places, [row[0] for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max(mean + spread for mean, spread in zip(means, spreads, strict=True)) or 1)

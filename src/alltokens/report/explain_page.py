@@ -22,7 +22,7 @@ from alltokens.explain.explanation import Explanation, ModelView
 from alltokens.explain.maps import BY_CLASS, METHODS
 from alltokens.report.charts import PRESENCE, presence_logs, presence_reach, rmse
 from alltokens.report.explain_figures import drawings, stacked
-from alltokens.report.html import input_picture, picture_uri, render, share_squares, squares, write_page
+from alltokens.report.html import input_picture, percent, picture_uri, render, share_squares, squares, write_page
 from alltokens.report.section_parts import layer_chart
 from alltokens.report.style import as_svg, class_name, heated, stretched
 from alltokens.version import __version__
@@ -123,13 +123,15 @@ def _maps(explanation: Explanation) -> Markup:
         }
         for at, picture in enumerate(explanation.pictures)
     ]
-    undefined = [
-        (one.subject.name, TITLES[method], why) for one in explanation.models for method, why in one.undefined.items()
-    ]
+    undefined: dict[tuple[str, str], list[str]] = {}
+    for one in explanation.models:
+        for method, why in one.undefined.items():
+            undefined.setdefault((TITLES[method], why), []).append(one.subject.name)
     shown = {method for one in explanation.models for look in one.looks[:1] for method in look.heats}
     told = [(TITLES[method], what) for method, what in METHODS.items() if method in shown]
     several = len(explanation.models) > 1
-    return render("sections/maps.html", pictures=pictures, undefined=undefined, methods=told, several=several)
+    absent = [(method, " and ".join(names), why) for (method, why), names in undefined.items()]
+    return render("sections/maps.html", pictures=pictures, undefined=absent, methods=told, several=several)
 
 
 def _map_row(one: ModelView, at: int) -> dict[str, Any]:
@@ -147,11 +149,11 @@ def _map_row(one: ModelView, at: int) -> dict[str, Any]:
                 caption += f": {class_name(look.classes[number], names)}"
             tiles.append((squares(heat, heated(seen, heat), told, smooth=True), caption))
     sure = [
-        (class_name(number, names), f"{100 * probability:.1f} %")
+        (class_name(number, names), percent(probability))
         for number, probability in zip(look.classes, look.probabilities, strict=True)
     ]
     if look.guess not in look.classes:
-        sure.insert(0, (class_name(look.guess, names), f"{100 * look.guess_probability:.1f} %"))
+        sure.insert(0, (class_name(look.guess, names), percent(look.guess_probability)))
     return {"model": one.subject.name, "picture": picture_uri(seen, SIDE), "sure": sure, "tiles": tiles}
 
 
@@ -185,7 +187,7 @@ def _samples(one: ModelView, explanation: Explanation) -> list[dict[str, Any]]:
                 "names": [picture.label or picture.name for picture in named],
                 "before": share_squares(before[at]),
                 "after": share_squares(followed.token_shares[at]),
-                "shares": [(name, f"{100 * value:.1f} %") for name, value in last.items() if value == value],
+                "shares": [(name, percent(value)) for name, value in last.items() if value == value],
                 "chart": layer_chart("partner's share, layer by layer", {k: v[:, at] for k, v in ratios.items()}),
             }
         )
@@ -238,7 +240,7 @@ def _mixers(explanation: Explanation) -> Markup:
         tiles = []
         for name, plan in explanation.gallery.items():
             mixed = images[at].lerp(images[int(plan.partner[at])], plan.mask[at if len(plan.mask) > 1 else 0])
-            share = f"{100 * float(plan.share[at]):.0f} %"
+            share = percent(float(plan.share[at]), 0)
             tiles.append({"uri": picture_uri(input_picture(mixed, **colours), SIDE), "name": name, "share": share})
         partner = (at + 1) % len(images)
         both = [picture_uri(input_picture(images[number], **colours), SIDE) for number in (at, partner)]

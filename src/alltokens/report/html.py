@@ -54,6 +54,10 @@ def pixels_uri(pixels: np.ndarray) -> str:
     return _uri(Image.fromarray(pixels), "png", optimize=True)
 
 
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f}\N{NARROW NO-BREAK SPACE}%"
+
+
 def input_picture(image: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Image.Image:
     """What the network was given (3, H, W), as a picture."""
     levels = image.float().cpu() * image.new_tensor(std).float().cpu().view(3, 1, 1)
@@ -93,7 +97,9 @@ def share_squares(shares: Tensor) -> dict[str, Any]:
     """The partner's share of every token (h, w)."""
     shares = shares.detach().float().cpu()
     pixels = (255 * SHARES(shares.numpy())[..., :3]).round().astype(np.uint8)
-    return squares(shares, pixels, {"before": "partner ", "after": " %", "scale": 100, "digits": 1})
+    return squares(
+        shares, pixels, {"before": "partner ", "after": "\N{NARROW NO-BREAK SPACE}%", "scale": 100, "digits": 1}
+    )
 
 
 def _text(array: np.ndarray) -> str:

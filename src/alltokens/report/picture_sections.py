@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from alltokens.report.html import coded_map, input_picture, picture_uri, render, share_squares
+from alltokens.report.html import coded_map, input_picture, percent, picture_uri, render, share_squares
 from alltokens.report.run_pictures import Judged, MixedSample, Overlay
 from alltokens.report.section_parts import Looked, Report, for_each_group, layer_chart
 
@@ -69,19 +69,15 @@ def _judged_rows(one: Looked) -> list[dict[str, Any]]:
             "uri": picture_uri(judged.picture, SIDE),
             "key": judged.key,
             "label": one.class_names[judged.label],
-            "label_probability": _percent(judged.label_probability),
+            "label_probability": percent(judged.label_probability),
             "guess": one.class_names[judged.guess] if judged.guess != judged.label else "",
-            "guess_probability": _percent(judged.guess_probability),
+            "guess_probability": percent(judged.guess_probability),
         }
 
     return [
         {"title": "Worst: least is left for the picture's class", "pictures": [*map(shown, one.judgement.worst)]},
         {"title": "Best: right, and the surest", "pictures": [*map(shown, one.judgement.best)]},
     ]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def mixed_samples(report: Report) -> Markup:
