@@ -37,7 +37,10 @@ def unknown(kind: str, came: object, allowed: Iterable[str], hint: str = "") -> 
     """The error for a name that is not among the allowed ones, with the nearest match."""
     names = sorted(allowed)
     begun = sorted((name for name in names if str(came) and name.startswith(str(came))), key=len)
-    near = begun + difflib.get_close_matches(str(came), names, n=8, cutoff=0.5)
+    near = [*dict.fromkeys([*begun, *difflib.get_close_matches(str(came), names, n=8, cutoff=0.5)])]
     guess = f" Did you mean {near[0]!r}?" if near else ""
-    shown = names if len(names) <= 40 else [*[*dict.fromkeys(near)][:8], f"... ({len(names)} in all)"]
-    return UserError(f"unknown {kind} {came!r}.{guess} Allowed: {', '.join(shown)}.{' ' + hint if hint else ''}")
+    if len(names) <= 40:
+        allowed_ones = f"Allowed: {', '.join(names)}."
+    else:
+        allowed_ones = f"{len(names)} are allowed{', such as ' if near else ''}{', '.join(near[:8])}."
+    return UserError(f"unknown {kind} {came!r}.{guess} {allowed_ones}{' ' + hint if hint else ''}")

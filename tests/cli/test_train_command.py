@@ -64,6 +64,8 @@ def test_places_are_handed_over(calls):
         (["--optimizer.betas", "null"], "optimizer", {"betas": None}),
         (["--optimizer.lr", "1e-3"], "optimizer", {"lr": 1e-3}),
         (["--log.trackers", "wandb", "tensorboard"], "log", {"trackers": ("wandb", "tensorboard")}),
+        (["--model", "deit_tiny_patch16_224"], "model", {"name": "deit_tiny_patch16_224", "options": {}}),
+        (["--optimizer=sgd"], "optimizer", {"name": "sgd"}),
         (["--log.trackers", "[]"], "log", {"trackers": ()}),
         (["--train.seed", "1", "--train.seed", "2"], "train", {"seed": 2}),
     ],
@@ -79,6 +81,12 @@ def test_options_of_options_are_reached(calls):
     supervision = config_of(calls).supervision
     assert (supervision.mixer.name, supervision.smoothing) == ("mixup", 0.0)
     assert supervision.mixer.patch_size == load_recipe("quickstart").supervision.mixer.patch_size
+
+
+def test_a_group_with_a_name_takes_the_name_as_yaml_does(calls):
+    assert main(["train", "quickstart", "--supervision.mixer", "mixup", "--supervision.follower=tl_align"]) == 0
+    supervision = config_of(calls).supervision
+    assert (supervision.mixer.name, supervision.follower.name) == ("mixup", "tl_align")
 
 
 def test_model_options_merge(calls):
@@ -105,9 +113,12 @@ def test_a_command_line_means_what_yaml_means(calls, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which recipe? alltokens train RECIPE, one of base, "),
+        ([], "which recipe? alltokens train quickstart is a first run"),
         (["quickstat"], "unknown recipe 'quickstat'. Did you mean 'quickstart'?"),
         (["none.yaml"], "unknown recipe file 'none.yaml'"),
+        (["quickstart", "--supervision.mixer", "cutmx"], "Did you mean 'cutmix'?"),
+        (["quickstart", "--supervision.mixer"], "--supervision.mixer wants a value: {none,mixup,"),
+        (["quickstart", "--train", "3"], "unknown option --train."),
         (["quickstart", "more"], "unexpected argument 'more'"),
         (["quickstart", "--train.seed", "1", "more"], "unexpected argument 'more'"),
         (["quickstart", "--train.epoch", "3"], "unknown option --train.epoch. Did you mean --train.epochs?"),

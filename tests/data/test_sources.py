@@ -184,6 +184,8 @@ def test_splits_are_known_by_several_names(tmp_path: Path, name: str) -> None:
 def test_a_missing_split_lists_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no split 'val' \(looked for val, .*it holds train"):
         open_source(folder(tmp_path, "train/a/1.png", "train/b/1.png"), "val")
+    with pytest.raises(UserError, match=r"no split 'train' .*data.train DIR and data.val DIR"):
+        open_source(tmp_path / "train", "train")
     with pytest.raises(UserError, match=r"unknown split 'trian'. Did you mean 'train'"):
         open_source(tmp_path, "trian")
 

@@ -336,7 +336,7 @@ def test_a_wrong_recipe_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("came", "message"),
     [
-        ("quickstrat", "unknown recipe 'quickstrat'.*Did you mean 'quickstart'.*in all.*quickstrat.yaml"),
+        ("quickstrat", "unknown recipe 'quickstrat'.*Did you mean 'quickstart'.*quickstrat.yaml"),
         ("nowhere/mine.yaml", "unknown recipe file 'nowhere/mine.yaml'"),
         ("", "unknown recipe ''"),
     ],

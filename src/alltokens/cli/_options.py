@@ -136,13 +136,18 @@ class _Hyphens(io.TextIOBase):
 
 
 def _with_values(words: Sequence[str], kinds: dict[str, Any]) -> list[str]:
-    """The words, with `true` or `on` behind a bare yes-or-no option; another option without a value is an error."""
+    """The words as tyro takes them: a group that has a name stands for it; behind a bare yes-or-no option comes `true`.
+
+    Another option without a value is an error.
+    """
     by_name = {_same(name): (name, kind) for name, kind in kinds.items()}
     whole: list[str] = []
     for word, following in zip_longest(words, words[1:], fillvalue="--"):
-        whole.append(word)
-        name, kind = by_name.get(_same(word), ("", Switch))
-        if kind is Switch or not following.startswith("--"):
+        option, equals, value = word.partition("=")
+        named = by_name.get(_same(option) + ".name")  # `--supervision.mixer cutmix`, as YAML says `mixer: cutmix`
+        whole.append(named[0] + equals + value if named else word)
+        name, kind = (option, named[1]) if named else by_name.get(_same(option), ("", Switch))
+        if kind is Switch or equals or not following.startswith("--"):
             continue
         if kind is not bool and "on" not in typing.get_args(kind):
             raise UserError(f"{name} wants a value: {_metavar(kind)}")

@@ -49,6 +49,7 @@ def main(words: Sequence[str]) -> int:
     if command.target is None:
         raise UserError(f"evaluate what? {PROGRAM} RUN|MODEL [--data DIR]")
     from alltokens.evaluate import evaluate
+    from alltokens.models.cost import in_words
 
     result = evaluate(command.target, **options)
     if result is None:  # not the main process
@@ -62,7 +63,7 @@ def main(words: Sequence[str]) -> int:
         [
             (
                 "model",
-                f"{result.parameters / 1e6:.2f} M parameters, {result.gmacs:.2f} GMACs at {result.image_size} px",
+                f"{in_words(result.parameters, result.gmacs)} at {result.image_size} px",
             ),
             ("pictures", f"{result.pictures} of {result.classes} classes in {result.data}{skipped}"),
             ("top-1", f"{result.top1:.2f} %"),

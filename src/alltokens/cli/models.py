@@ -29,6 +29,10 @@ CURATED = (
     "vit_small_patch16_224",
     "vit_base_patch16_224",
     "vit_large_patch16_224",
+    "lvvit_t",
+    "lvvit_s",
+    "lvvit_m",
+    "lvvit_l",
     "swin_tiny_patch4_window7_224",
     "swin_small_patch4_window7_224",
     "swin_base_patch4_window7_224",
@@ -36,15 +40,11 @@ CURATED = (
     "pvt_small",
     "pvt_v2_b1",
     "pvt_v2_b2",
-    "lvvit_t",
-    "lvvit_s",
-    "lvvit_m",
-    "lvvit_l",
     "mixer_s16_224",
     "mixer_b16_224",
     "mixer_l16_224",
-    "resnest50d",
     "resnet50",
+    "resnest50d",
 )
 
 

@@ -53,7 +53,10 @@ def main(words: Sequence[str]) -> int:
 
 def _train(command: Command, settings: dict[str, Any], words: Sequence[str]) -> None:
     if command.recipe is None:
-        raise UserError(f"which recipe? {PROGRAM} RECIPE, one of {', '.join(packaged_recipes())}, or a .yaml file")
+        raise UserError(
+            f"which recipe? {PROGRAM} quickstart is a first run, {PROGRAM} folder --data.root DIR trains on your own "
+            "pictures; `alltokens recipes` lists all, and a .yaml file of your own will do"
+        )
     config = overlay(load_recipe(command.recipe), settings, _options.WHERE)
     from alltokens.engine import experiment, runs
 
@@ -84,7 +87,7 @@ def _resume(command: Command, settings: dict[str, Any], words: Sequence[str]) ->
 
 def _help(command: Command) -> None:
     if command.recipe is None:
-        print(SHORT_HELP.format(recipes="  ".join(packaged_recipes())))
+        print(SHORT_HELP.format(count=len(packaged_recipes())))
         return
     config = load_recipe(command.recipe)
     values = {name: getattr(config, name) for name in SETTINGS}
@@ -103,5 +106,5 @@ alltokens train --resume RUN           go on with a run that stopped
   --dry-run              show settings, shapes, first loss and the time it would take; write nothing
   --GROUP.NAME VALUE     any setting of the recipe: --train.epochs 50 --model.options '{{depth: 8}}'
 
-Recipes: {recipes}; or a .yaml file of your own.
-alltokens train RECIPE --help lists every setting with the recipe's value."""
+RECIPE is a packaged one (alltokens recipes lists {count}: quickstart for a first run, folder and finetune for pictures
+of your own) or a .yaml file. alltokens train RECIPE --help lists every setting with the recipe's value."""

@@ -172,7 +172,12 @@ def _open_path(root: Path, split: str | None, known: Sequence[str] | None, label
     splits = find_splits(root)
     if split is not None:
         if split not in splits:
-            there = f"it holds {', '.join(splits)}" if splits else "it holds no splits: leave the split out"
+            there = (
+                f"it holds {', '.join(splits)}"
+                if splits
+                else "nothing in it is. Make folders of these names in it, or say where each part is: data.train DIR "
+                "and data.val DIR"
+            )
             raise UserError(f"{root} has no split {split!r} (looked for {', '.join(SPLITS[split])}); {there}")
         first = splits[split][0]
         if first.is_dir() or first.stem.lower() in SPLITS[split]:  # train/ or train.tar, and not part-train-000.tar

@@ -79,7 +79,8 @@ def open_feed(config: RunConfig, runtime: Runtime, shelf: dict[object, Any] | No
         )
     if train.batch_size > len(sources["train"]):
         raise UserError(
-            f"train.batch_size {train.batch_size} is larger than the data: {len(sources['train'])} training pictures"
+            f"train.batch_size {train.batch_size} is larger than the data: {len(sources['train'])} training pictures; "
+            "state a smaller one"
         )
     labels = _open_labels(config, sources["train"])
     skipped: dict[str, None] = {}
@@ -124,18 +125,20 @@ def decoded(config: RunConfig, runtime: Runtime, shelf: dict[object, Any]) -> di
 
 def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | None = None) -> PictureSource:
     """One split of a recipe's pictures; `class_names` of the training split make the labels of the other agree."""
-    where = {"train": data.train, "val": data.val}[split] or data.root
-    wanted = {"train": data.train_pictures, "val": data.val_pictures}[split]
+    named = {"train": data.train, "val": data.val}.get(split)
+    wanted = {"train": data.train_pictures, "val": data.val_pictures}.get(split)
+    where = named or data.root
     if where is None:
-        raise UserError(f"where are the pictures? Set data.root (a folder with train/ and val/), or data.{split}")
-    if where == "scenes":
+        raise UserError(
+            "where are the pictures? Set data.root (a folder with train/ and val/), or data.train and data.val"
+        )
+    if where == "scenes" and split in SCENES:
         return open_scenes(wanted or SCENES[split], data.image_size, split=split)
-    named = {"train": data.train, "val": data.val}[split] is not None
     source = open_source(
         where,
-        None if named else split,
+        split if named is None else None,
         class_names=class_names,
-        allow_empty_classes=data.allow_empty_classes or split == "val",
+        allow_empty_classes=data.allow_empty_classes or split != "train",
     )
     return source if wanted is None else _subset(source, wanted)
 

@@ -79,7 +79,10 @@ def find_recipe(name_or_path: str | Path) -> Path:
         raise unknown("recipe", text, packaged, hint)
     if not path.is_file():
         beside = [str(file) for ending in _ENDINGS for file in path.parent.glob(f"*{ending}")]
-        raise unknown("recipe file", text, [*packaged, *beside])
+        hint = "Packaged recipes are called without .yaml; `alltokens recipes` lists them."
+        if not beside:
+            raise UserError(f"unknown recipe file {text!r}: there is no .yaml file in {path.parent}. {hint}")
+        raise unknown("recipe file", text, beside, hint)
     return path
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,10 +26,10 @@ from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.engine.runtime import Runtime, network, start_runtime
 from alltokens.engine.schedule import peak_rate, total_epochs
 from alltokens.engine.together import same_everywhere, together
-from alltokens.engine.trainer import Trainer
+from alltokens.engine.trainer import Trainer, placed
 from alltokens.errors import TrainingFailed, UserError
 from alltokens.labels.manifest import MANIFEST_NAME
-from alltokens.models.cost import gmacs, parameter_count
+from alltokens.models.cost import gmacs, in_words, parameter_count
 from alltokens.models.weights import load_weights
 from alltokens.supervision.step import DENSE_WEIGHT
 
@@ -156,11 +157,12 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     times, first_loss, lines = [], float("nan"), []
     for index, batch in zip(range(DRY_RUN_UPDATES + 1), batches, strict=False):
         start = time.perf_counter()
-        batch = batch.to(runtime.device)
-        loss, parts = step(batch, generator)
-        runtime.accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        batch = placed(batch, config, runtime.device)
+        with _enough_memory(config, runtime):
+            loss, parts = step(batch, generator)
+            runtime.accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
         value = float(loss.detach())
         times.append(time.perf_counter() - start)
         if index == 0:
@@ -279,15 +281,17 @@ def _run(
         runtime.accelerator.init_trackers("alltokens", config=settings, init_kwargs=where)
     done_before = trainer.position.epoch >= trainer.epochs
     try:
-        with Progress(feed.updates_per_epoch * trainer.epochs, done=trainer.position.update, quiet=quiet) as progress:
+        updates = feed.updates_per_epoch * trainer.epochs
+        with (
+            _enough_memory(config, runtime),
+            Progress(updates, done=trainer.position.update, quiet=quiet) as progress,
+        ):
             for line in _introduction(config, runtime, feed, trainer.step):
                 progress.line(line)
             progress.line(f"run folder  {folder.path}")
             if trainer.position.update:
                 progress.line(f"going on after update {trainer.position.update}")
             trainer.fit(progress)
-    except torch.OutOfMemoryError as error:
-        raise TrainingFailed(_out_of_memory(config, runtime)) from error
     finally:
         if runtime.is_main:
             feed.write_skipped(folder.skipped_file)
@@ -303,10 +307,10 @@ def _run(
 
 def _introduction(config: RunConfig, runtime: Runtime, feed: Feed, step: nn.Module) -> list[str]:
     net, size = network(step), config.data.image_size
-    millions, cost = parameter_count(net) / 1e6, gmacs(net, size)
+    cost = in_words(parameter_count(net), gmacs(net, size))
     processes = f" x {runtime.world} processes" if runtime.world > 1 else ""
     return [
-        f"model       {config.model.name}, {millions:.2f} M parameters, {cost:.2f} GMACs at {size} px",
+        f"model       {config.model.name}, {cost} at {size} px",
         f"pictures    {feed.train_pictures} to train, {feed.val_pictures} to validate, {feed.num_classes} classes",
         f"runs on     {runtime.device}{processes}, {config.train.precision}",
     ]
@@ -338,11 +342,16 @@ def _closing(
     return rows
 
 
-def _out_of_memory(config: RunConfig, runtime: Runtime) -> str:
-    micro = config.train.batch_size // (runtime.world * config.train.accumulate)
-    return (
-        f"out of memory with {micro} pictures of {config.data.image_size} px at a time on {runtime.device}. "
-        f"Three settings help: train.accumulate (now {config.train.accumulate}; twice that halves the pictures at a "
-        f"time), train.precision bf16 (now {config.train.precision}), train.checkpoint_activations "
-        f"(now {str(config.train.checkpoint_activations).lower()})"
-    )
+@contextmanager
+def _enough_memory(config: RunConfig, runtime: Runtime) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        train = config.train
+        pictures = train.batch_size // (runtime.world * train.accumulate)
+        raise TrainingFailed(
+            f"out of memory with {pictures} pictures of {config.data.image_size} px at a time on {runtime.device}. "
+            f"Three settings help: train.accumulate (now {train.accumulate}; twice that halves the pictures at a "
+            f"time), train.precision bf16 (now {train.precision}), train.checkpoint_activations "
+            f"(now {str(train.checkpoint_activations).lower()})"
+        ) from error

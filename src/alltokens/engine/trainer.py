@@ -121,7 +121,7 @@ class Trainer:
         for index, batch in enumerate(micro_batches):
             last = index + 1 == len(micro_batches)
             with nullcontext() if last else accelerator.no_sync(self.step):
-                loss, _ = self.step(self._placed(batch), self.generator)
+                loss, _ = self.step(placed(batch, self.config, self.runtime.device), self.generator)
                 accelerator.backward(loss / len(micro_batches))
             total += loss.detach() / len(micro_batches)
         if self.config.optimizer.clip_norm is not None:
@@ -131,12 +131,6 @@ class Trainer:
         if self.average is not None:
             self.average.update()
         return total
-
-    def _placed(self, batch: Sample) -> Sample:
-        batch = batch.to(self.runtime.device)
-        if self.config.train.channels_last:
-            batch = batch._replace(image=batch.image.contiguous(memory_format=torch.channels_last))
-        return batch
 
     def _must_stop(self, stop: StopRequest) -> bool:
         if self.deadline is not None and time.monotonic() >= self.deadline and not stop.received:
@@ -158,10 +152,11 @@ class Trainer:
         first = at.update - len(losses) + 1
         for offset, loss in enumerate(losses):
             if not math.isfinite(loss):
+                kept = self.folder.last_checkpoint
                 raise TrainingFailed(
-                    f"the loss is {loss} at update {first + offset} (epoch {at.epoch + 1}). The last good state is "
-                    f"kept in {self.folder.last_checkpoint}. Lower optimizer.lr, set optimizer.clip_norm, or train in "
-                    "bf16 or fp32"
+                    f"the loss is {loss} at update {first + offset} (epoch {at.epoch + 1}). "
+                    + (f"The last good state is kept in {kept}. " if kept.exists() else "No state was saved before. ")
+                    + "Lower optimizer.lr, set optimizer.clip_norm, or train in bf16 or fp32"
                 )
         now = time.perf_counter()
         seconds, self._window_start = now - self._window_start, now
@@ -300,6 +295,14 @@ class Trainer:
             class_names=self.feed.class_names,
             write=write_atomically,
         )
+
+
+def placed(batch: Sample, config: RunConfig, device: torch.device) -> Sample:
+    """A batch where and as the step wants it."""
+    batch = batch.to(device)
+    if config.train.channels_last:
+        batch = batch._replace(image=batch.image.contiguous(memory_format=torch.channels_last))
+    return batch
 
 
 def asdict_scores(scores: Scores, prefix: str = "") -> dict[str, float]:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
+import torch
 from torch import nn
 
-from alltokens.data.datasets import PictureDataset
+from alltokens.data.datasets import PictureDataset, Sample
 from alltokens.data.loader import evaluation_loader
 from alltokens.data.sampler import evaluation_indices
-from alltokens.data.sources import open_source
+from alltokens.data.sources import find_splits, open_source
 from alltokens.data.transforms import EvalTransform
 from alltokens.engine.assembly import build_eval_transform, build_net
 from alltokens.engine.config import DataConfig, RunConfig, TrainConfig
 from alltokens.engine.feeding import MOST_WORKERS, open_pictures
+from alltokens.engine.metrics import Scores
+from alltokens.engine.picture_progress import PictureProgress
 from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.engine.runtime import Runtime, start_runtime
 from alltokens.engine.together import together
-from alltokens.errors import UserError, unknown
+from alltokens.errors import TrainingFailed, UserError, unknown
 from alltokens.evaluate.scoring import score
 from alltokens.models.cost import gmacs, parameter_count
 from alltokens.models.weights import load_weights, read_class_names
@@ -55,16 +59,18 @@ def evaluate(
     precision: str = "fp32",
     device: str = "auto",
     on_bad_picture: str = "error",
+    quiet: bool = False,
 ) -> Evaluation | None:
     """Score a run folder, a timm model, or `local-dir:` weights. Exact for any number of processes.
 
     A run brings its own pictures and transform; `data` names others, whose classes must have the run's names. A model
-    needs `data`. All processes take part; the main one gets the result, the others None.
+    needs `data`. All processes take part; the main one gets the result, the others None. A long evaluation says on
+    stderr how far it is, unless it is to be `quiet`.
     """
     settings = TrainConfig(precision=precision, device=device)  # type: ignore[arg-type]
     runtime = start_runtime(settings)
     with together(runtime):
-        return _evaluated(runtime, target, data, split, weights, batch_size, image_size, workers, on_bad_picture)
+        return _evaluated(runtime, target, data, split, weights, batch_size, image_size, workers, on_bad_picture, quiet)
 
 
 def _evaluated(
@@ -77,6 +83,7 @@ def _evaluated(
     image_size: int | None,
     workers: int | None,
     on_bad_picture: str,
+    quiet: bool,
 ) -> Evaluation | None:
     if (Path(target) / "config.yaml").is_file():
         net, source, transform, size = _of_run(Path(target), data, split, weights, image_size)
@@ -93,9 +100,15 @@ def _evaluated(
     step = _prepared(net, len(source.class_names), runtime)
     start = time.perf_counter()
     longest = len(evaluation_indices(len(source), 0, runtime.world))
-    scores = score(
-        step, loader, forwards=-(-longest // batch), batch_size=batch, image_size=size, device=runtime.device
-    )
+    with PictureProgress("evaluating", quiet=quiet or not runtime.is_main) as progress:
+        scores = _scored(
+            step,
+            _counted(loader, len(source), runtime.world, progress),
+            forwards=-(-longest // batch),
+            batch_size=batch,
+            image_size=size,
+            device=runtime.device,
+        )
     seconds = time.perf_counter() - start
     if not runtime.is_main:
         return None
@@ -103,6 +116,25 @@ def _evaluated(
     return Evaluation(
         target, source.location, *scores, skipped, len(source.class_names), parameters, cost, size, seconds
     )
+
+
+def _scored(step: nn.Module, batches: Iterable[Sample], *, batch_size: int, image_size: int, **options: Any) -> Scores:
+    try:
+        return score(step, batches, batch_size=batch_size, image_size=image_size, **options)
+    except torch.OutOfMemoryError:
+        raise TrainingFailed(
+            f"out of memory with {batch_size} pictures of {image_size} px at a time: a smaller --batch-size helps, "
+            "or --precision bf16"
+        ) from None
+
+
+def _counted(batches: Iterable[Sample], total: int, processes: int, progress: PictureProgress) -> Iterator[Sample]:
+    """The batches of this process, which is as far as the others are."""
+    done = 0
+    for batch in batches:
+        progress(min(processes * done, total), total)
+        yield batch
+        done += len(batch.label)
 
 
 def _of_run(
@@ -115,7 +147,11 @@ def _of_run(
         raise unknown("weights", weights, ("best", "last"))
     folder = RunFolder(run).weights / weights
     class_names = read_class_names(folder)
-    source = open_pictures(config.data, split, class_names) if data is None else _opened(data, split, class_names)
+    source = (
+        open_pictures(config.data, split, class_names)
+        if data is None
+        else _opened(data, split, class_names, config.data.image_size)
+    )
     untrained = dataclasses.replace(config, model=dataclasses.replace(config.model, pretrained=False))
     net = build_net(untrained, len(class_names))
     load_weights(net, folder)
@@ -123,11 +159,13 @@ def _of_run(
 
 
 def _of_model(name: str, data: str | None, split: str, image_size: int | None) -> tuple[nn.Module, Any, Any, int]:
-    if data is None:
-        raise UserError(f"{name} is not a run folder, so it has no pictures of its own; say which with --data")
     architecture = name.removeprefix("local-dir:").split(".", 1)[0]
     if not name.startswith("local-dir:") and not timm.is_model(architecture):
+        if "/" in name or Path(name).exists():
+            load_config(Path(name))  # which says that this is none, and what runs there are beside it
         raise unknown("run folder or model", name, timm.list_models(), hint="`alltokens models PATTERN` lists models.")
+    if data is None:
+        raise UserError(f"{name} is a model and no run, so it has no pictures of its own; say which with --data")
     try:
         arguments: dict[str, Any] = {"img_size": image_size} if image_size else {}
         net: Any = timm.create_model(name, pretrained=True, **arguments)
@@ -135,7 +173,7 @@ def _of_model(name: str, data: str | None, split: str, image_size: int | None) -
         raise UserError(f"{name}: its weights cannot be loaded: {str(error).splitlines()[0]}") from None
     described: dict[str, Any] = net.pretrained_cfg
     size = image_size or described["input_size"][-1]
-    source = _opened(data, split, tuple(described.get("label_names") or ()) or None)
+    source = _opened(data, split, tuple(described.get("label_names") or ()) or None, size)
     if source.class_names and len(source.class_names) != net.num_classes:
         raise UserError(
             f"{name} tells {net.num_classes} classes apart, {source.location} has {len(source.class_names)}"
@@ -150,14 +188,11 @@ def _of_model(name: str, data: str | None, split: str, image_size: int | None) -
     return net, source, transform, size
 
 
-def _opened(data: str, split: str, class_names: tuple[str, ...] | None) -> Any:
+def _opened(data: str, split: str, class_names: tuple[str, ...] | None, image_size: int) -> Any:
     """The split of that name if the place has splits, else all of it."""
     if data == "scenes":
-        return open_pictures(DataConfig(root=data), split, class_names)
-    from alltokens.data.sources import find_splits
-
-    path = Path(data)
-    has_splits = path.is_dir() and split in find_splits(path)
+        return open_pictures(DataConfig(root=data, image_size=image_size), split, class_names)
+    has_splits = data.startswith("hfds:") or find_splits(data)
     return open_source(data, split if has_splits else None, class_names=class_names, allow_empty_classes=True)
 
 

@@ -51,6 +51,15 @@ def gmacs(model: nn.Module, image_size: int | tuple[int, int], channels: int = 3
     return counter.get_total_flops() / 2e9
 
 
+def in_words(parameters: int, gmacs: float) -> str:
+    """5.72 M parameters, 1.25 GMACs"""
+    return f"{_short(parameters / 1e6)} M parameters, {_short(gmacs)} GMACs"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
 def model_cost(model: nn.Module) -> ModelCost:
     """The cost of one of timm's models at the input size that it was made for."""
     channels, height, width = _input_size(model)
