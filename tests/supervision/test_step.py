@@ -160,7 +160,9 @@ def test_the_compiled_step_is_one_graph(net, mixer, follower):
         return lambda *arguments: ran.append(len(examples)) or graph(*arguments)
 
     compiled = torch.compile(at.Supervision(net, mixer=mixer, follower=follower), backend=counting)
-    for seed in range(3):
-        ran.clear()
-        compiled(batch_of(), seeded(seed))
-        assert len(ran) == 1
+    compiled(batch_of(), seeded(0))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for seed in (1, 2):
+            ran.clear()
+            compiled(batch_of(), seeded(seed))
+            assert len(ran) == 1

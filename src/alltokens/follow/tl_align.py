@@ -62,6 +62,10 @@ class TLAlign:
         self._token_shares: Tensor | None = None
         self._layer_shares: tuple[LayerShare, ...] = ()
 
+    def prepare(self, plan: MixPlan) -> None:
+        """Make room for a batch of this size, before a compiled graph that has `follow` in it is entered."""
+        self._track.prepare(self.route.first_row(plan))
+
     @contextmanager
     def follow(self, plan: MixPlan) -> Iterator[TLAlign]:
         """Run the model, once, on the batch that `plan` mixed; afterwards `share` and `token_shares` belong to it."""

@@ -89,7 +89,7 @@ class Track:
             raise UserError("this follower was detached from its model; make a new one")
         if self._following:
             raise UserError("a plan is being followed already; leave that `with` block first")
-        self._prepare(first, start)
+        self._begin(first, start)
         self._switch(True)
         try:
             yield
@@ -130,7 +130,9 @@ class Track:
             if isinstance(tap, Tap):
                 tap.active = active
 
-    def _prepare(self, first: Tensor, start: Tensor) -> None:
+    def prepare(self, first: Tensor) -> None:
+        """Make room for rows of this size. `follow` does it too; a graph compiled around it is then spared a second
+        compilation."""
         parameter = next(self._model.parameters())
         if first.device.type == "cpu" != parameter.device.type:
             raise UserError(
@@ -144,6 +146,9 @@ class Track:
         )
         if fresh:
             self._allocate(torch.empty_like(first, dtype=dtype, memory_format=torch.contiguous_format))
+
+    def _begin(self, first: Tensor, start: Tensor) -> None:
+        self.prepare(first)
         with torch.no_grad():
             self._rows[0].copy_(first)
             self._start.copy_(start)

@@ -47,16 +47,15 @@ class TransMix:
         self._track = Track(model, replace(route, steps=(step,), pooling=None))
         self._plan: MixPlan | None = None
 
+    def prepare(self, plan: MixPlan) -> None:
+        """Make room for a batch of this size, before a compiled graph that has `follow` in it is entered."""
+        self._track.prepare(self._first_row(plan))
+
     @contextmanager
     def follow(self, plan: MixPlan) -> Iterator[TransMix]:
         """Run the model, once, on the batch that `plan` mixed; afterwards `share` belongs to it."""
         self._plan = None
-        shares = self._token_shares(plan)
-        if self._official:
-            grid = self.route.class_grid(plan.image_size)
-            nearest = F.interpolate(plan.mask.unsqueeze(1), size=grid, mode="nearest").flatten(1)
-            shares = nearest.expand_as(shares)
-        with self._track.follow(F.pad(shares, (self.route.prefix, 0)), plan.share):
+        with self._track.follow(self._first_row(plan), plan.share):
             yield self
         self._plan = plan
 
@@ -73,6 +72,14 @@ class TransMix:
     def detach(self) -> None:
         """Leave the model as it was before."""
         self._track.remove()
+
+    def _first_row(self, plan: MixPlan) -> Tensor:
+        shares = self._token_shares(plan)
+        if self._official:
+            grid = self.route.class_grid(plan.image_size)
+            nearest = F.interpolate(plan.mask.unsqueeze(1), size=grid, mode="nearest").flatten(1)
+            shares = nearest.expand_as(shares)
+        return F.pad(shares, (self.route.prefix, 0))
 
     def _token_shares(self, plan: MixPlan) -> Tensor:
         return plan.token_share(self.route.class_grid(plan.image_size)).flatten(1)

@@ -189,7 +189,10 @@ class Supervision(nn.Module):
         """The plan of one batch, on its device; drawn outside the compiled graph, as it is a handful of numbers."""
         size = (images.shape[-2], images.shape[-1])
         plan = self.mixer.draw(len(images), size, generator) if self.training else MixPlan.identity(len(images), size)
-        return plan.to(images.device)
+        plan = plan.to(images.device)
+        if self.training and self.mixer.active and isinstance(self.follower, TLAlign | TransMix):
+            self.follower.prepare(plan)
+        return plan
 
 
 def token_grid(net: nn.Module) -> tuple[int, int] | None:
