@@ -163,14 +163,14 @@ Member = tuple[tarfile.TarInfo, bytes]
 
 def tars(picture: bytes) -> dict[str, bytes]:
     """Name -> a tar that must be refused, or that holds no picture."""
-    whole = tar_of([_member("cat/0.png", picture), _member("dog/1.png", picture)])
+    whole = tar_of([member("cat/0.png", picture), member("dog/1.png", picture)])
     lying = bytearray(whole)
     lying[124:136] = b"77777777777\0"  # the first member's size: 8 GB
     lying[148:156] = b"        "
     lying[148:156] = b"%06o\0 " % sum(lying[:512])
     nested = whole
     for _ in range(40):
-        nested = tar_of([_member("in.tar", nested)])
+        nested = tar_of([member("in.tar", nested)])
     return {
         "empty": b"",
         "text": b"no tar at all" * 100,
@@ -192,7 +192,7 @@ def tar_of(members: list[Member]) -> bytes:
     return buffer.getvalue()
 
 
-def _member(name: str, content: bytes) -> Member:
+def member(name: str, content: bytes) -> Member:
     info = tarfile.TarInfo(name)
     info.size = len(content)
     return info, content
@@ -200,7 +200,7 @@ def _member(name: str, content: bytes) -> Member:
 
 def traversing_tar(picture: bytes) -> bytes:
     names = ("../cat/0.png", "/tmp/dog/1.png", "cat/../../2.png", "dog/3.png", "C:\\dog/4.png", "cat/./5.png")
-    return tar_of([_member(name, picture) for name in names])
+    return tar_of([member(name, picture) for name in names])
 
 
 def _link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Member:
