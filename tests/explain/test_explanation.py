@@ -137,7 +137,7 @@ def test_pictures_are_files_folders_and_scenes(folder):
     for wrong, says in (
         (["no.jpg"], "no picture no.jpg"),
         ([], "which pictures"),
-        ([folder / "dog" / "x.png"], "x.png"),
+        ([folder / "x.png"], "x.png"),
     ):
         with pytest.raises(at.UserError, match=says):
             NamedPictures(wrong)
@@ -152,13 +152,11 @@ def test_models_by_name(tmp_path):
     assert subject.image_size == (16, 16)
     again = open_subject("vit_tiny_patch16_224@random", options=options)
     assert torch.equal(subject.net.head.weight, again.net.head.weight)
-    torch.save(vit(depth=2).state_dict(), tmp_path / "w.pth")
+    trained = vit(depth=2)
+    torch.save(trained.state_dict(), tmp_path / "w.pth")
     given = open_subject(f"vit_tiny_patch16_224@{tmp_path / 'w.pth'}", options=options)
-    assert torch.equal(given.net.head.weight, vit(depth=2).head.weight)
-    with torch.device("meta"):
-        whole = timm.create_model("vit_tiny_patch16_224")
+    assert torch.equal(given.net.head.weight, trained.head.weight)
     assert open_subject("vit_tiny_patch16_224@random").class_names[1] == "goldfish"
-    assert whole.num_classes == 1000
     for wrong, says in (
         (str(tmp_path), "no run"),
         ("vit_tinny@random", "unknown model 'vit_tinny'"),

@@ -1,6 +1,7 @@
 """The page and the figures of `alltokens explain` hold the values that were found."""
 
 import csv
+import io
 import json
 import re
 
@@ -14,7 +15,7 @@ from alltokens.cli import main
 from alltokens.data.scenes import render_scenes
 from alltokens.explain import explain
 from alltokens.report import figures
-from alltokens.report.explain_figures import drawings, stacked
+from alltokens.report.explain_figures import GAP, drawings
 from alltokens.report.explain_page import error_table, write_explanation
 from alltokens.report.style import heated
 from tests.explain.test_explanation import subject_of
@@ -77,7 +78,7 @@ def test_the_table_of_errors(found):
         assert (int(row["draws"]), int(row["pictures"])) == (2, 3)
 
 
-def test_figures_draw_the_same_values(found, tmp_path):
+def test_figures_draw_the_same_values(found):
     drawn = drawings(found)
     look = found.models[0].looks[0]
     axes = [one for one in drawn[0].axes if one.images]
@@ -96,12 +97,17 @@ def test_figures_draw_the_same_values(found, tmp_path):
     bars = next(ax for figure in drawn for ax in figure.axes if "RMSE" in ax.get_xlabel())
     widths = [bar.get_width() for bar in bars.patches]
     assert widths == pytest.approx([one.error.rmse for one in found.models])
-    page = write_explanation(found, tmp_path / "a.png")
+
+
+def test_figures_in_one_picture_lie_below_one_another(found, tmp_path):
+    few = found._replace(models=[found.models[0]._replace(mixed=None, presence=[])])
+    few = few._replace(gallery={"mixup": found.gallery["mixup"]})
+    page = write_explanation(few, tmp_path / "a.png")
+    sizes = [Image.open(io.BytesIO(figures.as_png(one))).size for one in drawings(few)]
+    assert len(sizes) == 3
     with Image.open(page.file) as picture:
-        assert picture.size == stacked(drawn).size
-        pictures = [Image.open(__import__("io").BytesIO(figures.as_png(one))) for one in drawn]
-        assert picture.width == max(one.width for one in pictures)
-        assert picture.height > sum(one.height for one in pictures)
+        assert picture.width == max(width for width, _ in sizes)
+        assert picture.height == sum(height for _, height in sizes) + 2 * GAP
 
 
 def test_heat_is_laid_over_pixels():

@@ -124,7 +124,7 @@ def test_rmse_bars_have_the_numbers_and_the_names():
     axes = figures.rmse([("deit_tiny", 0.125, 0.01), ("swin_tiny", 0.05, 0.0)]).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [0.125, 0.05]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["deit_tiny", "swin_tiny"]
-    assert [text.get_text() for text in axes.texts] == ["0.125", "0.050"]
+    assert [text.get_text() for text in axes.texts] == ["0.125", "0.0500"]
 
 
 def test_label_map_shows_first_class_and_true_probability():

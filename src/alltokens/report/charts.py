@@ -90,7 +90,7 @@ def rmse(rows: Sequence[tuple[str, float, float]], title: str = "") -> Drawing:
     axes.barh(places, means, xerr=spreads, height=0.62, color=COLOURS[1], ecolor=FAINT, capsize=2)
     for place, (mean, spread) in enumerate(zip(means, spreads, strict=True)):
         axes.annotate(
-            f"{mean:.3g}",
+            f"{mean:#.3g}",
             (mean + spread, place),
             (4, 0),
             textcoords="offset points",
