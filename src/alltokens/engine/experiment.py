@@ -227,7 +227,7 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def _twin(config: RunConfig) -> RunConfig:
-    """The recipe to compare with, on the run's own pictures, for as long, from the same seed."""
+    """The recipe to compare with, on the run's own pictures, as long, by the same schedule, from the same seed."""
     assert config.compare is not None
     other = load_recipe(config.compare)
     reads_maps = other.supervision.source != "class"
@@ -237,6 +237,7 @@ def _twin(config: RunConfig) -> RunConfig:
     return dataclasses.replace(
         other,
         data=dataclasses.replace(config.data, labels=labels, annotator=config.data.annotator if reads_maps else None),
+        schedule=config.schedule,
         train=config.train,
         evaluation=config.evaluation,
         checkpoint=config.checkpoint,
@@ -246,7 +247,7 @@ def _twin(config: RunConfig) -> RunConfig:
 
 
 def _annotator(config: RunConfig) -> RunConfig:
-    """The annotator's recipe on the run's own pictures; size, length and all else are its own."""
+    """The annotator's recipe on the run's own pictures; their size, its length and all else are its own."""
     assert config.data.annotator is not None
     own, data = load_recipe(config.data.annotator), config.data
     if own.supervision.source != "class":
@@ -260,7 +261,8 @@ def _annotator(config: RunConfig) -> RunConfig:
             *("workers", "max_pixels", "on_bad_picture", "allow_empty_classes"),
         )
     }
-    seeded = dataclasses.replace(own.train, seed=config.train.seed, device=config.train.device)
+    batch = min(own.train.batch_size, config.train.batch_size)  # what memory and the number of pictures allow
+    seeded = dataclasses.replace(own.train, batch_size=batch, seed=config.train.seed, device=config.train.device)
     return dataclasses.replace(
         _with_data(own, **shared, annotator=None, labels=None), train=seeded, log=config.log, compare=None
     )
