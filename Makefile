@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test browser check format losses clean
+.PHONY: demo test browser check format gallery losses clean
 
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "alltokens needs Python >= 3.11, this is " + sys.version)'
@@ -34,6 +34,10 @@ check: $(VENV)/installed
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pictures of docs/pictures.md; RUN=DIR takes a run of `alltokens train quickstart` that is there already.
+gallery: $(VENV)/installed
+	$(BIN)/python docs/gallery.py $(RUN)
 
 losses: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.test_recipe_losses
