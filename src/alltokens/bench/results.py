@@ -48,6 +48,15 @@ class TrainRow(Row):
     matmul_share: float
 
 
+@dataclass(frozen=True)
+class LabelRow(Row):
+    """Reading label maps: how many a second, and what each takes on the disk."""
+
+    reads_at_least: float | None  # pictures/s
+    bytes_per_picture: float
+    bytes_at_most: float | None
+
+
 def columns(kind: type[Row]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
@@ -62,6 +71,10 @@ def show(rows: Sequence[Row]) -> None:
     for speed in dict.fromkeys(row.matmul_tflops for row in rows if isinstance(row, TrainRow)):
         print(f"the device's speed at a large matrix product: {speed:,.3g} TFLOP/s")
     print()
+    if labels := [row for row in rows if isinstance(row, LabelRow)]:
+        names = "maps,batch,arm,batch ms,,pictures/s,at least,ratio,,bytes each,at most"
+        table(names.split(","), [_label_cells(row) for row in labels], numbers=(1, 3, 5, 6, 7, 9, 10))
+        return
     names = "model,px,batch,,mode,arm,step ms,,pictures/s,ratio,,at most,peak MiB,ratio,at most,of matmul"
     table(names.split(","), [_cells(row) for row in rows], numbers=(1, 2, 6, 8, 9, 11, 12, 13, 14, 15))
 
@@ -97,6 +110,22 @@ def write_json(rows: Sequence[Row], file: str) -> None:
 
 def _rounded(value: object) -> object:
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _label_cells(row: LabelRow) -> tuple[str, ...]:
+    return (
+        row.model,
+        str(row.batch),
+        row.arm,
+        f"{row.step_ms:.2f}",
+        f"({row.step_ms_low:.2f} to {row.step_ms_high:.2f})",
+        f"{row.pictures_per_second:,.0f}",
+        "" if row.reads_at_least is None else f"{row.reads_at_least:,.0f}",
+        f"{row.ratio:.3f}",
+        f"({row.ratio_low:.3f} to {row.ratio_high:.3f})",
+        f"{row.bytes_per_picture:,.0f}",
+        "" if row.bytes_at_most is None else f"{row.bytes_at_most:,.0f}",
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:

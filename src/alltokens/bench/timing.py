@@ -45,12 +45,13 @@ def compare(
     seconds: float = float("inf"),
     steps: int = 1,
     warmup: int = 2,
+    clock: Callable[[], float] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Timing]:
     """Build every arm, let it take `warmup` steps that do not count, then time `steps` steps of each, `rounds` times.
 
     An arm is a function that builds its step. Each round begins with another arm. After `seconds` no further round
-    begins, if there were FEWEST.
+    begins, if there were FEWEST. `clock` is a CPU's: by time.process_time what neighbours take does not count.
     """
     if rounds < 1 or steps < 1:
         raise UserError(f"rounds and steps must be at least 1, got {rounds} and {steps}")
@@ -61,6 +62,7 @@ def compare(
         before = _allocated(device)
         ready[name] = _warmed_up(name, build, warmup)
         own_bytes[name] = _allocated(device) - before
+    clock = clock or time.perf_counter
     names = list(ready)
     times: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, int] = dict.fromkeys(names, 0)
@@ -71,17 +73,23 @@ def compare(
         progress(f"round {turn + 1} of {rounds}")
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            taken, extra = _measure(ready[name], steps, device)
+            taken, extra = _measure(ready[name], steps, device, clock)
             times[name].append(taken)
             peaks[name] = max(peaks[name], extra)
-    base = times[names[0]]
+    cuda = device.type == "cuda"
+    return beside(times, {name: (own_bytes[name] + peaks[name]) / 2**20 for name in names} if cuda else {})
+
+
+def beside(seconds: Mapping[str, Sequence[float]], peak_mib: Mapping[str, float] | None = None) -> dict[str, Timing]:
+    """What arms took round by round, each beside the first one."""
+    base = next(iter(seconds.values()))
     return {
         name: Timing(
-            spread([1e3 * value for value in times[name]]),
-            spread([value / reference for value, reference in zip(times[name], base, strict=True)]),
-            (own_bytes[name] + peaks[name]) / 2**20 if device.type == "cuda" else None,
+            spread([1e3 * value for value in taken]),
+            spread([value / reference for value, reference in zip(taken, base, strict=True)]),
+            (peak_mib or {}).get(name),
         )
-        for name in names
+        for name, taken in seconds.items()
     }
 
 
@@ -111,13 +119,13 @@ def _warmed_up(name: str, build: Callable[[], Step], warmup: int) -> Step:
     return step
 
 
-def _measure(step: Step, count: int, device: torch.device) -> tuple[float, int]:
+def _measure(step: Step, count: int, device: torch.device, clock: Callable[[], float]) -> tuple[float, int]:
     """(Seconds of one step, bytes that it needs on top of what lies there between steps.)"""
     if device.type != "cuda":
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(count):
             step()
-        return (time.perf_counter() - begin) / count, 0
+        return (clock() - begin) / count, 0
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     resting = torch.cuda.memory_allocated(device)

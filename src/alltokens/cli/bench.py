@@ -196,6 +196,87 @@ def data(words: Sequence[str]) -> int:
     return _measure(rows, command.csv, command.json)
 
 
+@dataclass(frozen=True)
+class LabelsCommand:
+    pictures: int = 20_480
+    """Label maps in each store."""
+    batch: int = 256
+    """Pictures read at once."""
+    rounds: int | None = None
+    """How often the arms are timed, in turn; the default is 15."""
+    csv: Annotated[str | None, shown_as("FILE")] = None
+    """Append the rows to this file."""
+    json: Annotated[str | None, shown_as("FILE")] = None
+    """Write the rows to this file."""
+
+
+def labels(words: Sequence[str]) -> int:
+    program = f"{PROGRAM} labels"
+    if asks_for_help(words):
+        show_help(LabelsCommand(), program, "Reading label maps by key on one core, and the bytes that they take.")
+        return 0
+    command = read(LabelsCommand(), words, program)
+    from alltokens.bench.results import LabelRow
+
+    def rows(progress: Callable[[str], None]) -> Sequence[Row]:
+        from alltokens.bench.labels import bench_labels
+
+        return bench_labels(pictures=command.pictures, batch=command.batch, rounds=command.rounds, progress=progress)
+
+    return _measure(rows, command.csv, command.json, LabelRow)
+
+
+@dataclass(frozen=True)
+class AnnotateCommand:
+    models: tuple[str, ...] = ()
+    """timm models, with random weights; the default is the paper's annotator and two others (on a CPU: a small one)."""
+    data: Annotated[str | None, shown_as("DIR")] = None
+    """The pictures; without it scenes are drawn."""
+    batch: int | None = None
+    """Pictures at a time; the default is 64 (on a CPU 8)."""
+    image_size: int | None = None
+    """Side of what the annotator sees; the default is its own."""
+    seconds: float | None = None
+    """About how long the forward passes of one annotation take; the default is 6 (on a CPU 2)."""
+    rounds: int | None = None
+    """How often both arms are timed, in turn; the default is 5."""
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """In which the annotator computes: the default is bf16 (on a CPU fp32)."""
+    workers: int | None = None
+    """Loader processes; the default shares the cores out."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    csv: Annotated[str | None, shown_as("FILE")] = None
+    """Append the rows to this file."""
+    json: Annotated[str | None, shown_as("FILE")] = None
+    """Write the rows to this file."""
+
+
+def annotate(words: Sequence[str]) -> int:
+    program = f"{PROGRAM} annotate"
+    if asks_for_help(words):
+        show_help(AnnotateCommand(), program, "Making labels beside the annotator's forward pass alone.")
+        return 0
+    command = read(AnnotateCommand(), words, program)
+
+    def rows(progress: Callable[[str], None]) -> Sequence[Row]:
+        from alltokens.bench.annotate import bench_annotate
+
+        return bench_annotate(
+            command.models,
+            command.data,
+            batch=command.batch,
+            image_size=command.image_size,
+            seconds=command.seconds,
+            rounds=command.rounds,
+            precision=command.precision,
+            workers=command.workers,
+            device=_device(command.device),
+            progress=progress,
+        )
+
+    return _measure(rows, command.csv, command.json)
+
+
 def _measure(
     bench: Callable[[Callable[[str], None]], Sequence[Row]],
     csv: str | None,
@@ -238,6 +319,8 @@ BENCHES = {
     "train": Bench("training steps of named models, beside the device's own speed", train),
     "data": Bench("transform and loader beside timm's; the device cache beside a fixed batch", data),
     "tl_align": Bench("a CutMix step beside a TL-Align step and TL-Align as published", tl_align),
+    "labels": Bench("label maps read by key, beside one .pt file for each picture", labels),
+    "annotate": Bench("making label maps beside the annotator's forward pass alone", annotate),
     "token_labels": Bench(
         "a step with the class label alone, with token labels, and with those as published", token_labels
     ),
