@@ -123,7 +123,8 @@ def labelled_batch(batch: int, size: Sequence[int], classes: int, device: torch.
     images = torch.randn(batch, *size, generator=generator)
     labels = torch.randint(classes, (batch,), generator=generator)
     kept = min(KEPT, classes)
-    ids = torch.rand(batch, classes, CELLS, CELLS, generator=generator).topk(kept, 1).indices.int()
+    first = torch.randint(classes, (batch, 1, CELLS, CELLS), generator=generator)
+    ids = ((first + classes // kept * torch.arange(kept)[:, None, None]) % classes).int()  # no class twice in a cell
     scores = (10 * torch.rand(batch, kept, CELLS, CELLS, generator=generator)).sort(1, descending=True).values
     side = 0.3 + 0.7 * torch.rand(batch, 2, generator=generator)
     corner = torch.rand(batch, 2, generator=generator) * (1 - side)
