@@ -44,6 +44,11 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
+    def scroll_to(self, found: Any) -> None:
+        """Bring an element into the middle, and wait until the page has heard of it: scrolling hides the tip."""
+        self.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", found)
+        self.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
     def complaints(self) -> list[str]:
         """Everything in the console."""
         return [entry["message"] for entry in self.driver.get_log("browser")]

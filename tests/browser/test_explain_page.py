@@ -29,7 +29,7 @@ def page(tmp_path_factory):
 
 
 def point(browser, found, x=0.5, y=0.5):
-    browser.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", found)
+    browser.scroll_to(found)
     offset = (round((x - 0.5) * found.size["width"]), round((y - 0.5) * found.size["height"]))
     ActionChains(browser.driver).move_to_element_with_offset(found, *offset).perform()
 

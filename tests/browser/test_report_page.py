@@ -21,7 +21,7 @@ def page(tmp_path_factory):
 
 def plot(browser, number):
     found = browser.driver.find_elements(By.CSS_SELECTOR, "figure.chart .plot")[number]
-    browser.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", found)
+    browser.scroll_to(found)
     return found
 
 
@@ -108,11 +108,11 @@ def test_tables_sort(browser, page):
 def test_a_confusion_and_a_square_of_shares_say_what_they_are(browser, page):
     browser.open(page)
     cell = browser.driver.find_element(By.CSS_SELECTOR, "#confusion-of-classes td[data-tip]")
-    browser.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", cell)
+    browser.scroll_to(cell)
     move(browser, cell, 0.5)
     assert "taken for" in browser.tip()
     squares = browser.driver.find_element(By.CSS_SELECTOR, "#mixed-samples .squares")
-    browser.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", squares)
+    browser.scroll_to(squares)
     move(browser, squares, 0.9, 0.9)
     value = browser.run("return JSON.parse(arguments[0].querySelector('script').textContent).values.at(-1)", squares)
     assert browser.tip().replace("\u202f", " ") == f"partner {100 * value:.1f} %"
@@ -123,7 +123,7 @@ def test_tokens_say_their_classes_and_a_class_shows_its_heat(browser, page):
     pixels = """const canvas = document.querySelector('.overlay canvas');
     return [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]"""
     box = browser.driver.find_element(By.CSS_SELECTOR, ".overlay .cells")
-    browser.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", box)
+    browser.scroll_to(box)
     move(browser, box, 0.5)
     name = browser.run("return document.querySelector('.overlay .row-name .name').innerText")
     assert browser.tip().split()[0] == name
@@ -138,4 +138,10 @@ def test_it_prints(browser, page):
     browser.open(page)
     printed = browser.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert len(printed["data"]) > 10_000
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    heads = browser.driver.find_elements(By.CSS_SELECTOR, "#summary table.sortable thead th")
+    assert [head.text for head in heads][:3] == ["run", "n", "best top-1"]
+    assert all(chip.is_displayed() for chip in browser.driver.find_elements(By.CSS_SELECTOR, ".overlay .chips button"))
+    assert not browser.driver.find_element(By.ID, "theme").is_displayed()
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert browser.complaints() == []
