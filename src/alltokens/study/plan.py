@@ -123,7 +123,12 @@ def _arm(plan: StudyFile, file: Path, name: str, values: Any, settings: Mapping[
     config = load_recipe(_recipe(own.pop("recipe", plan.recipe), file))
     for laid, place in ((plan.common, f"{file}: common"), (own, where), (settings, "command line")):
         config = overlay(config, laid, place)
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=0))
+    if config.data.annotator is not None:
+        raise UserError(
+            f"{where}: data.annotator {config.data.annotator} would make a label store for each run; a study's stores "
+            "are made once, before: set data.annotator to null, and name one of stores: in data.labels"
+        )
+    config = dataclasses.replace(config, compare=None, train=dataclasses.replace(config.train, seed=0))
     checks.check(config)
     return config
 

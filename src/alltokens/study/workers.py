@@ -36,7 +36,7 @@ def side_by_side(
     context = processes.get_context("spawn")  # a forked child cannot use a device that its parent has touched
     # Threads of one process would only take the cores of another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     scratch = tempfile.TemporaryDirectory(prefix="alltokens-study-")
     pictures = str(Path(scratch.name) / "pictures")  # a file, not shared memory, of which a container may have little
     workers = [_Worker(context) for _ in range(count)]  # they import while pictures are decoded here
