@@ -180,6 +180,20 @@ def test_a_run_without_weights_or_pictures_still_has_its_numbers(runs, tmp_path)
     assert "No evaluation yet." in section(page, "summary")
 
 
+def test_a_run_whose_pictures_or_labels_are_gone_says_so(runs, tmp_path):
+    for place, gone in (("root: scenes", "root: /nowhere"), (f"labels: {runs[0].parent / 'labels'}", "labels: /gone")):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.copytree(runs[2], tmp_path / "run")
+        config = tmp_path / "run" / "config.yaml"
+        assert place in config.read_text()
+        config.write_text(config.read_text().replace(place, gone))
+        page = write_report([tmp_path / "run"], tmp_path / "a.html").file.read_text()
+        assert gone.split()[1] in section(page, "mixed-samples")
+        assert charts(page)[0]["lines"][0]["y"]
+        confused = section(page, "confusion-of-classes")
+        assert ("of 40 pictures are right" in confused) == (gone == "labels: /gone")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
