@@ -8,6 +8,7 @@ import pytest
 
 import alltokens.cli
 from alltokens.cli import VERBS, main
+from alltokens.engine.recipes import packaged_recipes
 from alltokens.errors import TrainingFailed, TrainingStopped
 from alltokens.version import __version__
 
@@ -52,6 +53,7 @@ def test_every_verb_has_help(verb, capsys):
         (["models", "resnet5O"], "unknown model 'resnet5O'. Did you mean 'resnet50'?"),
         (["recipes", "quikstart"], "unknown recipe 'quikstart'. Did you mean 'quickstart'?"),
         (["recipes", "--out", "x.yaml"], "say which"),
+        (["recipes", "folder", "--json"], "leave the name out"),
         (["recipes", "base", "folder"], "unexpected argument 'folder'"),
         (["evaluate"], "evaluate what?"),
         (["evaluate", "run", "--batch-size", "many"], "batch_size: expected a whole number, got 'many'"),
@@ -93,12 +95,21 @@ def test_it_runs_as_a_module():
     assert (done.returncode, done.stdout) == (0, f"alltokens {__version__}\n")
 
 
-def test_recipes_are_listed(capsys):
+def test_recipes_are_listed_those_to_begin_with_first(capsys):
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["recipe", "what", "it", "trains", "time", "expected"]
-    assert any(line.startswith("deit_small") and "79.8 %" in line for line in lines)
+    assert lines[0].split() == ["recipe", "what", "it", "trains"]
+    names = [line.split()[0] for line in lines[1 : 1 + len(packaged_recipes())]]
+    assert names[:2] == ["quickstart", "folder"]
+    assert sorted(names) == sorted(packaged_recipes())
     assert not any("\x1b" in line for line in lines)
+
+
+def test_recipes_come_as_json_with_what_they_promise(capsys):
+    assert main(["recipes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == packaged_recipes().keys()
+    assert "79.8 %" in found["deit_small"]["expected"]
 
 
 def test_a_recipe_is_shown_whole(capsys):
