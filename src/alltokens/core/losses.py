@@ -16,6 +16,10 @@ def smooth_one_hot(labels: Tensor, num_classes: int, smoothing: float = 0.0) -> 
     """(..., K): 1 - smoothing on the label, plus smoothing spread evenly over all classes; rows sum to 1."""
     if not 0 <= smoothing < 1:
         raise UserError(f"smoothing must lie in [0, 1), got {smoothing}")
+    if not torch.compiler.is_compiling() and labels.device.type == "cpu" and labels.numel():  # free to look at
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= num_classes:
+            raise UserError(f"labels must lie in 0 to {num_classes - 1} ({num_classes} classes), got {least} to {most}")
     low = smoothing / num_classes
     target = torch.full((*labels.shape, num_classes), low, device=labels.device)
     return target.scatter(-1, labels.unsqueeze(-1), 1 - smoothing + low)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from alltokens.data.datasets import Sample
 from alltokens.engine import checkpoint
@@ -152,12 +153,9 @@ class Trainer:
         first = at.update - len(losses) + 1
         for offset, loss in enumerate(losses):
             if not math.isfinite(loss):
-                kept = self.folder.last_checkpoint
-                raise TrainingFailed(
-                    f"the loss is {loss} at update {first + offset} (epoch {at.epoch + 1}). "
-                    + (f"The last good state is kept in {kept}. " if kept.exists() else "No state was saved before. ")
-                    + "Lower optimizer.lr, set optimizer.clip_norm, or train in bf16 or fp32"
-                )
+                raise self._exploded(f"the loss is {loss} at update {first + offset}")
+        if not _are_finite(self.net.parameters()):  # before they are evaluated, exported or saved
+            raise self._exploded(f"the weights are no longer finite after update {at.update}, whose loss still was,")
         now = time.perf_counter()
         seconds, self._window_start = now - self._window_start, now
         at.seconds += seconds
@@ -167,6 +165,14 @@ class Trainer:
         best = at.best_top1 if at.best_epoch else None
         progress.step(update=at.update, epoch=at.epoch + 1, loss=mean, speed=speed, rate=rate, best=best)
         self._record(kind="train", epoch=at.epoch + 1, update=at.update, loss=mean, lr=rate, pictures_per_second=speed)
+
+    def _exploded(self, what: str) -> TrainingFailed:
+        kept = self.folder.last_checkpoint
+        return TrainingFailed(
+            f"{what} (epoch {self.position.epoch + 1}). "
+            + (f"The last good state is kept in {kept}. " if kept.exists() else "No state was saved before. ")
+            + "Lower optimizer.lr, set optimizer.clip_norm, or train in bf16 or fp32"
+        )
 
     # --- after an epoch ---
 
@@ -307,6 +313,11 @@ def placed(batch: Sample, config: RunConfig, device: torch.device) -> Sample:
 
 def asdict_scores(scores: Scores, prefix: str = "") -> dict[str, float]:
     return {f"{prefix}{name}": value for name, value in scores._asdict().items()}
+
+
+def _are_finite(parameters: Iterable[Tensor]) -> bool:
+    own = (value.to_local() if isinstance(value, DTensor) else value for value in parameters)
+    return bool(torch.stack([torch.isfinite(value.detach()).all() for value in own]).all())
 
 
 def _grouped(batches: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
