@@ -1,6 +1,6 @@
 import json
+import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -90,9 +90,11 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
         main(["doctor"])
 
 
-def test_it_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "alltokens", "--version"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"alltokens {__version__}\n")
+def test_it_runs_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["alltokens", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("alltokens", run_name="__main__")
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"alltokens {__version__}\n")
 
 
 def test_recipes_are_listed_those_to_begin_with_first(capsys):

@@ -1,5 +1,6 @@
 """The command as a shell, Slurm and the launchers start it."""
 
+import os
 import shlex
 import signal
 import subprocess
@@ -8,9 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
+from alltokens.cli import main
 from alltokens.engine.run_folder import read_metrics
 from tests.conftest import ROOT
+from tests.faults.victims import processes
 
 SMALL = shlex.split(
     "--data.image_size 32 --data.train_pictures 64 --data.val_pictures 20 --train.batch_size 16 --log.every_steps 1 "
@@ -19,44 +24,64 @@ SMALL = shlex.split(
 )
 
 
-def train(run_dir: Path, *more: str, launcher: tuple[str, ...] = (sys.executable,)) -> list[str]:
-    return [*launcher, "-m", "alltokens", "train", "quickstart", "--run-dir", str(run_dir), *SMALL, *more]
+def training(run_dir: Path, *more: str) -> list[str]:
+    return ["train", "quickstart_class", "--run-dir", str(run_dir), *SMALL, *more]
+
+
+def run_command(words: list[str], said: Path, environment: dict[str, str]) -> None:
+    """What `python -m alltokens` does, in a process of its own that has imported torch already."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+    sys.exit(main(words))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_exits_as_slurm_wants_it_and_the_run_goes_on(tmp_path, number, code):
-    process = subprocess.Popen(
-        train(tmp_path / "run", "--train.epochs", "500"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    said = tmp_path / "said.txt"
+    words = training(tmp_path / "run", "--train.epochs", "500")
+    process = processes.Process(target=run_command, args=(words, said, dict(os.environ)))
+    process.start()
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "metrics.jsonl").exists():
-        assert process.poll() is None, process.communicate()
+        assert process.is_alive(), said.read_text()
         assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert "Traceback" not in errors
-    assert f"--resume {tmp_path / 'run'}" in errors
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code
+    assert "Traceback" not in said.read_text()
+    assert f"--resume {tmp_path / 'run'}" in said.read_text()
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
 
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-# On a CPU accelerate launch starts several processes by MPI only: one shows that the environment it sets is understood.
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
+def test_what_accelerate_launch_sets_is_understood(tmp_path):
+    """On a CPU it starts several processes by MPI only, so it is one."""
+    words = training(tmp_path / "run", "--train.epochs", "1")
+    launch = ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
+    asked = launch_command_parser().parse_args([*launch, "--dynamo_backend", "no", "-m", "alltokens", *words])
+    command, environment = prepare_simple_launcher_cmd_env(asked)
+    assert command[-len(words) - 2 :] == ["-m", "alltokens", *words]
+    assert environment["ACCELERATE_USE_CPU"] == "True"
+    process = processes.Process(target=run_command, args=(words, tmp_path / "said.txt", environment))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, (tmp_path / "said.txt").read_text()
+    assert_trained_and_said_once(tmp_path / "run", (tmp_path / "said.txt").read_text())
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("launcher", "processes"), [(TORCHRUN, 2), (ACCELERATE, 1)], ids=["torchrun", "accelerate"])
-def test_launchers_start_it(tmp_path, launcher, processes):
-    command = train(tmp_path / "run", "--train.epochs", "1", launcher=launcher)
+def test_torchrun_starts_it(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "alltokens"]
+    command = [*launcher, *training(tmp_path / "run", "--train.epochs", "1")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("best top-1") == 1  # only the main process speaks
-    assert ("x 2 processes" in done.stdout) == (processes == 2)
-    (evaluation,) = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "evaluation"]
+    assert "x 2 processes" in done.stdout
+    assert_trained_and_said_once(tmp_path / "run", done.stdout)
+
+
+def assert_trained_and_said_once(run: Path, said: str) -> None:
+    assert said.count("best top-1") == 1  # only the main process speaks
+    (evaluation,) = [line for line in read_metrics(run) if line["kind"] == "evaluation"]
     assert evaluation["pictures"] == 20
