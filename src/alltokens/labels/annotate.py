@@ -278,8 +278,8 @@ def _probe(labeller: Labeller, sizes: Sequence[int]) -> tuple[int, int]:
         except (AssertionError, RuntimeError, ValueError) as error:
             name, reason = type(labeller.places.model).__name__, (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"this {name} cannot annotate pictures of {size} px: {reason.rstrip('.')}. Choose another image_size or "
-                "scales; timm's ViTs take several sizes when they are built with dynamic_img_size"
+                f"this {name} cannot annotate pictures of {size} px: {reason.rstrip('.')}. Choose another image_size "
+                "or scales; timm's ViTs take several sizes when they are built with dynamic_img_size"
             ) from None
     return grids[0]
 
