@@ -1,16 +1,19 @@
-"""The quickstart with several seeds: writes benchmarks/quickstart.csv, which its recipes' `expected` lines come from.
+"""The quickstart with several seeds: writes benchmarks/quickstart.csv, and what it found into the recipes' cards.
 
 python benchmarks/quickstart.py [SEED ...]      the default is 0 1 2 3 4
 
-Seeds that the file has already, trained by the recipes as they are now, are not trained again.
+Seeds that the file has already, trained by the recipes as they are now, are not trained again. Several such commands
+may run side by side.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import fcntl
 import hashlib
 import json
+import re
 import resource
 import statistics
 import sys
@@ -23,11 +26,12 @@ import torch
 from alltokens.engine.config import RecipeCard, RunConfig
 from alltokens.engine.experiment import COMPARISON, train
 from alltokens.engine.loading import to_yaml
-from alltokens.engine.recipes import load_recipe
+from alltokens.engine.recipes import load_recipe, packaged_recipes
 from alltokens.engine.run_folder import read_metrics
 
 FILE = Path(__file__).with_suffix(".csv")
 RECIPES = ("quickstart", "quickstart_annotator", "quickstart_class")
+SEEDS = 5  # at least, for a recipe to state a number
 COLUMN = {"quickstart": "top1", "quickstart_annotator": "annotator_top1", "quickstart_class": "class_top1"}
 
 
@@ -46,16 +50,44 @@ def expected(rows: list[dict[str, str]], recipe: str) -> str:
     )
 
 
+def spent(rows: list[dict[str, str]]) -> str:
+    """How long the whole takes."""
+    minutes = statistics.median(float(row["cpu_seconds"]) for row in rows) / 60
+    return f"about {minutes:.0f} minutes of one core, for annotator, labels, both runs and the page"
+
+
 def read_rows() -> list[dict[str, str]]:
+    """The rows of the recipes as they are now; those of other settings are history."""
     if not FILE.is_file():
         return []
     with FILE.open(newline="") as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if row.get("settings") == settings()]
+
+
+def add_row(row: dict[str, str]) -> None:
+    with (Path(tempfile.gettempdir()) / "alltokens-quickstart.lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        rows = [*read_rows(), row]
+        with FILE.open("w", newline="") as file:
+            writer = csv.DictWriter(file, row)
+            writer.writeheader()
+            writer.writerows(sorted(rows, key=lambda row: int(row["seed"])))
+
+
+def write_cards(rows: list[dict[str, str]]) -> None:
+    """The recipes say what was measured, in `expected` and in the comment above."""
+    for recipe in RECIPES:
+        file, sentence = packaged_recipes()[recipe], expected(rows, recipe)
+        text = re.sub(r"^# Expected:  .*$", f"# Expected:  {sentence}.", file.read_text(encoding="utf-8"), flags=re.M)
+        text = re.sub(r"^  expected: .*$", f'  expected: "{sentence}"', text, flags=re.M)
+        if recipe == "quickstart":
+            text = re.sub(r"^  time: .*$", f'  time: "{spent(rows)}"', text, flags=re.M)
+        file.write_text(text, encoding="utf-8")
 
 
 def measure(config: RunConfig, seed: int) -> dict[str, str]:
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-    started, spent = time.monotonic(), _cpu_seconds()
+    started, used = time.monotonic(), _cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         train(config, recipe="quickstart", run_dir=run, quiet=True)
@@ -72,7 +104,7 @@ def measure(config: RunConfig, seed: int) -> dict[str, str]:
         "right_tokens": tokens["token_accuracy"],
         "class_right_tokens": classes["token_accuracy"],
         "seconds": time.monotonic() - started,
-        "cpu_seconds": _cpu_seconds() - spent,
+        "cpu_seconds": _cpu_seconds() - used,
         "threads": torch.get_num_threads(),
     }
     return {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in row.items()}
@@ -84,22 +116,19 @@ def _cpu_seconds() -> float:
 
 
 def main(seeds: list[int]) -> None:
-    config, now = load_recipe("quickstart"), settings()
+    config = load_recipe("quickstart")
     for seed in seeds:
-        rows = [row for row in read_rows() if row.get("settings") == now]
-        if any(row["seed"] == str(seed) for row in rows):
+        if any(row["seed"] == str(seed) for row in read_rows()):
             continue
-        rows.append(measure(config, seed))
-        print(rows[-1], flush=True)
-        with FILE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[-1])
-            writer.writeheader()
-            writer.writerows(sorted(rows, key=lambda row: int(row["seed"])))
+        row = measure(config, seed)
+        add_row(row)
+        print(row, flush=True)
     rows = read_rows()
-    if len(rows) > 1:
+    if len(rows) >= SEEDS:
+        write_cards(rows)
         for recipe in RECIPES:
             print(f"{recipe}: {expected(rows, recipe)}")
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]] or [0, 1, 2, 3, 4])
+    main([int(word) for word in sys.argv[1:]] or list(range(SEEDS)))
