@@ -3,15 +3,18 @@
 python benchmarks/transport.py RUN [PICTURES]
 
 RUN was trained with token labels (the quickstart, say). Its training pictures are mixed as it mixes them, always, and
-TL-Align follows. The oracle: the network's transport of shares is linear, so one pass for each token gives its matrix,
-which carries whole labels. Distances are total variation per token (0: the same label, 1: nothing in common): of our
-rule, and of labels that are pasted and not followed, both to the oracle.
+TL-Align follows. The result goes into docs/token_labels.md too.
+
+The oracle: the network's transport of shares is linear, so one pass for each token gives its matrix, which carries
+whole labels. Distances are total variation per token (0: the same label, 1: nothing in common): of our rule, and of
+labels that are pasted and not followed, both to the oracle.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,6 +38,7 @@ from alltokens.models.weights import load_weights
 from alltokens.supervision.embedding import grid_of, mix_embeddings
 
 FILE = Path(__file__).with_suffix(".csv")
+PAGE = Path(__file__).parent.parent / "docs" / "token_labels.md"
 BATCH = 16
 
 
@@ -123,7 +127,18 @@ def main(words: list[str]) -> None:
         writer = csv.DictWriter(file, row)
         writer.writeheader()
         writer.writerow(row)
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), row), encoding="utf-8")
     print(row)
+
+
+def filled(page: str, row: dict[str, str]) -> str:
+    """The page with what was measured."""
+    said = (
+        f"{row['pictures']} pictures of {row['run']}, mixed by {row['mixer']}, mean over pictures with standard "
+        f"deviation: our rule {row['ours_mean']} ± {row['ours_deviation']}, labels that are pasted and not followed "
+        f"{row['pasted_mean']} ± {row['pasted_deviation']}."
+    )
+    return re.sub(r"(<!-- benchmarks/transport -->\n).*?(<!-- end -->)", rf"\g<1>{said}\n\g<2>", page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_labels_can_be_followed_twice():
 
 
 def test_the_distance_to_the_transport_of_whole_labels_is_in_the_hidden_picture_alone():
-    """The oracle: labels of K classes carried by the attention that made the shares (see docs/token-labels.md).
+    """The oracle: labels of K classes carried by the attention that made the shares (see docs/token_labels.md).
 
     Both give each picture the same total, the token's share; only how it spreads over classes can differ.
     """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 import timm
 import torch
-from benchmarks.transport import carried, distances, transport
+from benchmarks.transport import FILE, PAGE, carried, distances, filled, transport
 
 import alltokens as at
 from alltokens.core.token_targets import TokenTargets
@@ -63,3 +65,13 @@ def test_one_label_per_token_is_near_and_not_equal(mixed):
     ours, pasted = distances(net, images, plan, aligner, random_targets(per_token=True), CLASSES)
     assert ((ours > 1e-3) & (ours < 1)).all()
     assert not torch.allclose(ours, pasted)
+
+
+def test_the_page_says_what_was_measured():
+    page = PAGE.read_text(encoding="utf-8")
+    if not FILE.is_file():
+        assert "<!-- benchmarks/transport -->\nNot measured yet.\n" in page
+        return
+    with FILE.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert filled(page, row) == page
