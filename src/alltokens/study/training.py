@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import time
@@ -108,5 +109,6 @@ def _measured(job: Job, result: runs.RunResult) -> dict[str, Any]:
 def _facts() -> dict[str, Any]:
     git = run_folder.git_state() or {}
     commit = str(git.get("commit", ""))[:12] + ("+" if git.get("changed") else "")
+    commit = commit or os.environ.get("ALLTOKENS_COMMIT", "")  # where the code went without its history
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return {"commit": commit, "device": device, "torch": torch.__version__}

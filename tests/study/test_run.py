@@ -1,0 +1,175 @@
+"""Runs of a study: rows are the truth, nothing half-done gets one, failures are kept."""
+
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from alltokens.engine import feeding, runs
+from alltokens.engine.runtime import start_runtime
+from alltokens.study import training
+from alltokens.study.plan import load_study
+from alltokens.study.queue import Queue
+from alltokens.study.results import Result, append_result, chosen, read_results
+from alltokens.study.run import Limits, run_studies
+from alltokens.study.table import compare, csv_rows, print_table
+from alltokens.study.training import Job
+from tests.tiny import tiny_config
+
+STUDY = """
+about: two ways on a handful of scenes
+data: scenes
+recipe: imagenette
+common:
+  model: {name: vit_tiny_patch16_224, drop_path: 0.1, options: {patch_size: 8, embed_dim: 32, depth: 1, num_heads: 2}}
+  data: {root: scenes, image_size: 32, cache_size: 32, train_pictures: 64, val_pictures: 32}
+  augment: {rand_augment: null}
+  schedule: {warmup_epochs: 0}
+  train: {epochs: 2, batch_size: 32, precision: fp32, compile: "off", device: cpu}
+  evaluation: {every_epochs: 2}
+  log: {every_steps: 1}
+seeds: 2
+truth: true
+arms:
+  area: {supervision: {mixer: {patch_size: 8}}}
+  tl_align: {supervision: {mixer: {patch_size: 8}, follower: tl_align}}
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(STUDY)
+    return load_study(tmp_path / "tiny.yaml")
+
+
+def run(study, folder, **limits):
+    said = []
+    ending = run_studies(
+        [study], folder / "results.csv", Limits(**limits), runs_dir=folder / "runs", masks="scenes", say=said.append
+    )
+    return ending, read_results(folder / "results.csv"), said
+
+
+def test_what_is_missing_is_trained_and_compared(study, tmp_path, capsys):
+    ending, rows, _ = run(study, tmp_path, seeds=1)
+    assert (ending.done, ending.failed, ending.left) == (2, 0, 0)
+    ending, rows, said = run(study, tmp_path)
+    assert (ending.done, ending.there) == (2, 2)
+    assert said[0].startswith("2 runs to train, 2 are there; 1 side by side")
+    assert [(row.arm, row.seed, row.status) for row in rows] == [
+        ("area", 0, "done"), ("tl_align", 0, "done"), ("area", 1, "done"), ("tl_align", 1, "done"),
+    ]  # fmt: skip
+    assert all(row.epochs == 2 and 0 <= row.token_accuracy <= 100 and row.parameters > 0 for row in rows)
+    assert run(study, tmp_path)[0].done == 0
+
+    # The same as in a process, and a folder, of its own: what is kept between runs changes nothing.
+    alone = runs.train(study.config("area", 1, {}), run_dir=tmp_path / "alone", quiet=True)
+    assert alone.scores.loss == pytest.approx(rows[2].loss, abs=1e-5)
+    assert alone.scores.top1 == pytest.approx(rows[2].top1, abs=1e-3)
+
+    compared = compare(study, rows)
+    print_table(compared)
+    printed = capsys.readouterr().out
+    assert "Fewer than 5 seeds, so no claim: area, tl_align." in printed
+    difference = sum(rows[i + 1].top1 - rows[i].top1 for i in (0, 2)) / 2
+    line = csv_rows([compared])[1]
+    assert (line["n"], line["baseline"], line["pairs"]) == (2, "area", 2)
+    assert line["difference"] == pytest.approx(difference)
+
+
+def test_time_that_is_up_leaves_no_row_and_the_next_call_goes_on(study, tmp_path):
+    long = load_study(study.file, {"train": {"epochs": 3000}, "evaluation": {"every_epochs": 3000}})
+    ending, rows, _ = run(long, tmp_path, minutes=0.02)
+    assert rows == []
+    assert (ending.done, ending.left) == (0, 4)
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()
+    before = len((folder / "metrics.jsonl").read_text().splitlines())
+    ending, rows, _ = run(long, tmp_path, minutes=0.02)
+    assert rows == []
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) > before
+
+
+def test_a_failed_run_is_kept_shown_and_tried_again(study, tmp_path, monkeypatch, capsys):
+    def failing(job, result):
+        if job.arm == "tl_align":
+            raise ZeroDivisionError("division\nby zero")
+        return measured(job, result)
+
+    measured = training._measured
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "_measured", failing)
+        ending, rows, said = run(study, tmp_path, seeds=1)
+    assert (ending.done, ending.failed) == (1, 1)
+    assert rows[1].error == "ZeroDivisionError: division by zero"
+    assert "FAILED" in said[-1]
+    print_table(compare(study, rows))
+    assert "FAILED: tl_align, seed 0: ZeroDivisionError: division by zero" in capsys.readouterr().out
+    ending, rows, _ = run(study, tmp_path, seeds=1)
+    assert (ending.done, ending.there) == (1, 1)
+    assert chosen(rows, study.settings("tl_align"))[0].status == "done"
+
+
+def test_rows_of_other_settings_do_not_count(study, tmp_path):
+    file = tmp_path / "results.csv"
+    append_result(file, Result("tiny", "area", 0, "done", top1=50.0, settings="otherwise"))
+    append_result(file, Result("other", "named", 1, "done", top1=51.0, settings=study.settings("area")))
+    arm = compare(study, read_results(file)).arm("area")
+    assert (arm.n, arm.stale) == (1, 1)
+    assert arm.rows[0].study == "other"  # the same run, whatever study it was made for
+
+
+def test_arms_grow_evenly_and_a_process_stays_with_its_arm(tmp_path):
+    config = tiny_config()
+    jobs = [Job("s", arm, seed, arm, config, tmp_path) for arm in "ab" for seed in range(8)]
+    queue = Queue(jobs)
+    one, two = queue.take(), queue.take()
+    assert (one.name, two.name) == ("a, seed 0", "b, seed 0")
+    assert queue.take(one).name == "a, seed 1"
+    late = Queue(jobs, deadline=time.monotonic() + 50)
+    first = late.take()
+    late._started[(first.settings, first.seed)] -= 100  # it took 100 seconds
+    late.ended(first, whole=True)
+    assert late.take(first) is None  # such a run would not end in time
+    assert len(late.jobs) == 15
+
+
+def test_decoded_pictures_serve_another_process(study, monkeypatch):
+    config = study.config("area", 0, {})
+    ready = feeding.decoded(config, start_runtime(config.train), {})
+    assert {key[0] for key in ready if isinstance(key[0], str)} == {"pictures", "evaluation"}
+    monkeypatch.setattr(feeding, "cache_pictures", None)
+    monkeypatch.setattr(feeding, "evaluation_loader", None)
+    feed = feeding.open_feed(config, start_runtime(config.train), dict(ready))
+    assert len(next(feed.batches(0, 0)).image) == 32
+    other = replace(config, data=replace(config.data, train_pictures=63))
+    with pytest.raises(TypeError):
+        feeding.open_feed(other, start_runtime(config.train), dict(ready))
+
+
+@pytest.mark.slow
+def test_side_by_side_is_the_same_and_a_death_is_a_failure(study, tmp_path, monkeypatch):
+    _, alone, _ = run(study, tmp_path)
+    (tmp_path / "two").mkdir()
+    monkeypatch.setenv("ALLTOKENS_COMMIT", "abc")
+    _, rows, _ = run(study, tmp_path / "two", side_by_side=2)
+    key = lambda row: (row.arm, row.seed, row.top1, row.loss, row.token_accuracy)  # noqa: E731
+    assert sorted(map(key, rows)) == sorted(map(key, alone))
+    assert {row.side_by_side for row in rows} == {2}
+
+    from alltokens.study import workers
+
+    fate = workers._Worker.give
+    killed = []
+
+    def give(self, queue):
+        fate(self, queue)
+        if self.job is not None and not killed:
+            killed.append(self.job)
+            self.process.kill()
+
+    monkeypatch.setattr(workers._Worker, "give", give)
+    (tmp_path / "three").mkdir()
+    ending, rows, _ = run(study, tmp_path / "three", side_by_side=2)
+    assert (ending.done, ending.failed) == (3, 1)
+    assert [row.error for row in rows if row.status == "failed"] == [f"its process ended by signal {signal.SIGKILL:d}"]
