@@ -16,7 +16,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from alltokens.data import hugging_face, shards
 from alltokens.data.picture_source import PackedStrings, PictureSource, from_folders, usable, with_class_names
 from alltokens.data.pictures import is_picture_name
 from alltokens.errors import UserError, unknown
+
+Progress = Callable[[int], None]
 
 # The names under which a split is looked for, in this order.
 SPLITS = {
@@ -45,6 +47,7 @@ def open_source(
     class_names: Sequence[str] | None = None,
     labelled: bool = True,
     allow_empty_classes: bool = False,
+    progress: Progress | None = None,
 ) -> PictureSource:
     """The pictures at `location`:
 
@@ -60,6 +63,7 @@ def open_source(
     `split` chooses among `train`, `val`, `test` (folders, tars, or shards of that name) where the location holds
     several. `class_names`, from the training pictures, makes labels agree by name: a class without a picture here
     shifts nothing, a class that is not among them is an error. `labelled=False` takes all pictures, labels -1.
+    `progress` is called with how many were found so far, after each folder.
     """
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
@@ -69,7 +73,7 @@ def open_source(
     elif name.startswith("hfds:"):
         source = hugging_face.open_dataset(name.removeprefix("hfds:"), SPLITS[split] if split else None)
     else:
-        source = _open_path(Path(location).expanduser(), split, class_names, labelled)
+        source = _open_path(Path(location).expanduser(), split, class_names, labelled, progress)
     if not labelled:
         return dataclasses.replace(source, class_names=(), labels=np.full(len(source), -1, dtype=np.int64))
     return with_class_names(source, class_names) if class_names else usable(source, allow_empty_classes)
@@ -114,7 +118,9 @@ class ArrayPictures:
         return Image.fromarray(np.asarray(self.pictures[index]))
 
 
-def open_folder(root: Path, known: Sequence[str] | None = None, labelled: bool = True) -> PictureSource:
+def open_folder(
+    root: Path, known: Sequence[str] | None = None, labelled: bool = True, progress: Progress | None = None
+) -> PictureSource:
     """A folder of class folders at any depth; hidden files and folders are passed over."""
     keys: list[str] = []
     empty: list[str] = []
@@ -123,6 +129,8 @@ def open_folder(root: Path, known: Sequence[str] | None = None, labelled: bool =
         below = Path(folder).relative_to(root).as_posix()
         pictures = [name if below == "." else f"{below}/{name}" for name in files if is_picture_name(name)]
         keys += pictures
+        if progress:
+            progress(len(keys))
         if not pictures and not children and below != ".":
             empty.append(below)
     keys.sort()
@@ -157,7 +165,9 @@ def _open_scenes(name: str, split: str | None) -> PictureSource:
     return open_scenes(SCENE_COUNTS[split], split=split)
 
 
-def _open_path(root: Path, split: str | None, known: Sequence[str] | None, labelled: bool) -> PictureSource:
+def _open_path(
+    root: Path, split: str | None, known: Sequence[str] | None, labelled: bool, progress: Progress | None
+) -> PictureSource:
     if not root.exists():
         siblings = [path.name for path in root.parent.iterdir()] if root.parent.is_dir() else []
         near = difflib.get_close_matches(root.name, siblings, n=1, cutoff=0.5)
@@ -181,9 +191,9 @@ def _open_path(root: Path, split: str | None, known: Sequence[str] | None, label
             raise UserError(f"{root} has no split {split!r} (looked for {', '.join(SPLITS[split])}); {there}")
         first = splits[split][0]
         if first.is_dir() or first.stem.lower() in SPLITS[split]:  # train/ or train.tar, and not part-train-000.tar
-            return _open_path(first, None, known, labelled)
+            return _open_path(first, None, known, labelled, progress)
         return shards.open_tars(root, splits[split], known, labelled)
     if len({paths[0] for paths in splits.values()}) > 1:
         raise UserError(f"{root} holds the splits {', '.join(splits)}; say which with split=")
     tars = [root] if root.is_file() else sorted(root.glob("*.tar"))
-    return shards.open_tars(root, tars, known, labelled) if tars else open_folder(root, known, labelled)
+    return shards.open_tars(root, tars, known, labelled) if tars else open_folder(root, known, labelled, progress)
