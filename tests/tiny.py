@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from alltokens.engine.config import RunConfig
@@ -27,3 +28,11 @@ def tiny_config(**sections: dict[str, Any]) -> RunConfig:
     """tiny_config(train={"epochs": 1}) is TINY with these settings laid over it."""
     merged = {key: {**TINY.get(key, {}), **sections.get(key, {})} for key in {*TINY, *sections}}
     return build(RunConfig, merged, "tiny")
+
+
+# The same as a command; --run-dir comes behind it.
+COMMAND = shlex.split(
+    "train quickstart_class --train.epochs 1 --train.batch_size 16 --train.device cpu --schedule.warmup_epochs 0 "
+    "--data.image_size 32 --data.train_pictures 64 --data.val_pictures 20 --log.every_steps 1 "
+    "--model.name vit_tiny_patch16_224 --model.options '{patch_size: 8, embed_dim: 24, depth: 1, num_heads: 2}'"
+)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from alltokens.engine import checkpoint
+from alltokens.engine.run_folder import read_metrics
 from alltokens.engine.runs import train
 from alltokens.evaluate import evaluate
 from tests.conftest import ROOT
@@ -29,7 +30,16 @@ def runs(tmp_path_factory):
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     train(PLAIN, run_dir=folder / "one", quiet=True)
+    (folder / "said.txt").write_text(done.stdout)
     return folder
+
+
+def test_torchrun_starts_the_command(runs):
+    said = (runs / "said.txt").read_text()
+    assert "x 2 processes" in said
+    assert said.count("best top-1") == 1  # only the main process speaks
+    (evaluation,) = [line for line in read_metrics(runs / "command") if line["kind"] == "evaluation"]
+    assert evaluation["pictures"] == 20
 
 
 def state(folder):
