@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test browser check format gallery losses clean
+.PHONY: demo test browser check format gallery losses faults clean
 
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "alltokens needs Python >= 3.11, this is " + sys.version)'
@@ -41,6 +41,12 @@ gallery: $(VENV)/installed
 
 losses: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.test_recipe_losses
+
+# Kills, full disks, hostile files, long runs; the figures go to benchmarks/faults.json and into docs/reliability.md.
+faults: $(VENV)/installed
+	OMP_NUM_THREADS=1 ALLTOKENS_FAULTS_FIGURES=benchmarks/faults.json \
+		$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not gpu' tests/faults
+	$(BIN)/python -m benchmarks.faults
 
 clean:
 	rm -rf $(VENV) build dist

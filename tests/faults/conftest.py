@@ -1,4 +1,4 @@
-"""What the suite tried, counted: `make faults` keeps the figures."""
+"""What the suite tried, counted: `make faults` keeps the figures, from as many workers as it has."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 FIGURES = "ALLTOKENS_FAULTS_FIGURES"  # where the figures go; only `make faults` says so
+GREATEST = " at the most"  # how a figure ends that is no sum
 
 _tally: Counter[str] = Counter()
 _began = time.time()
@@ -23,9 +24,25 @@ def tally():
     return _tally
 
 
+def add(figures: dict[str, int]) -> None:
+    for what, count in figures.items():
+        _tally[what] = max(_tally[what], count) if what.endswith(GREATEST) else _tally[what] + count
+
+
+class _FromWorkers:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error):
+        add(getattr(node, "workeroutput", {}).get("tally", {}))
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(_FromWorkers())
+
+
 def pytest_sessionfinish(session, exitstatus):
-    path = os.environ.get(FIGURES)
-    if path and exitstatus == 0:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["tally"] = dict(_tally)
+    elif exitstatus == 0 and (path := os.environ.get(FIGURES)):
         facts = {
             "tried": dict(sorted(_tally.items())),
             "tests": session.testscollected,

@@ -18,6 +18,7 @@ from alltokens.labels.layout import RowLayout
 from alltokens.labels.manifest import UNFINISHED_NAME, Description, shard_name, write_description
 from alltokens.labels.store import LabelStore, verify_store
 from alltokens.labels.writer import finish_store
+from tests.faults.conftest import add
 from tests.faults.victims import processes
 from tests.tiny import tiny_config
 
@@ -144,7 +145,7 @@ def test_memory_and_open_files_stay_flat_over_many_label_reads(reads, tmp_path, 
 
 
 @pytest.mark.parametrize("count", [30_000, pytest.param(1_281_167, marks=pytest.mark.faults)])
-def test_a_store_of_imagenets_size(count, tmp_path, tally):
+def test_a_store_of_imagenets_size(count, tmp_path):
     synthetic_store(tmp_path / "store", count, 1024)
     files, memory = in_a_process(_open_large, tmp_path / "store", count)
     assert files < 10  # not one for each shard
@@ -157,7 +158,7 @@ def test_a_store_of_imagenets_size(count, tmp_path, tally):
         file.seek(1000)
         file.write(bytes([byte[0] ^ 1]))
     assert [damaged.name in problem for problem in verify_store(tmp_path / "store")] == [True]
-    tally["pictures in the largest store"] = max(tally["pictures in the largest store"], count)
+    add({"pictures in a store at the most": count})
 
 
 def _open_large(path: Path, count: int) -> tuple[int, float]:
@@ -173,7 +174,7 @@ def _open_large(path: Path, count: int) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("classes", [200, pytest.param(10_000, marks=pytest.mark.faults)])
-def test_many_classes(classes, tmp_path, tally):
+def test_many_classes(classes, tmp_path):
     from PIL import Image
 
     for index in range(classes):
@@ -189,11 +190,11 @@ def test_many_classes(classes, tmp_path, tally):
     result = runs.train(config, run_dir=tmp_path / "run", quiet=True)
     assert result.scores is not None
     assert result.scores.pictures == classes
-    tally["classes at the most"] = max(tally["classes at the most"], classes)
+    add({"classes at the most": classes})
 
 
 @pytest.mark.parametrize("count", [3000, pytest.param(300_000, marks=pytest.mark.faults)])
-def test_a_folder_of_many_pictures_is_listed(count, tmp_path, tally):
+def test_a_folder_of_many_pictures_is_listed(count, tmp_path):
     told: list[int] = []
     for folder in range(count // 1000):
         (tmp_path / "p" / f"c{folder:03d}").mkdir(parents=True)
@@ -205,4 +206,4 @@ def test_a_folder_of_many_pictures_is_listed(count, tmp_path, tally):
     assert told == sorted(told)
     assert told[-1] == count
     assert len(told) >= count // 1000
-    tally["pictures in the largest folder"] = max(tally["pictures in the largest folder"], count)
+    add({"pictures in a folder at the most": count})

@@ -27,6 +27,7 @@ from alltokens.data.sources import open_scenes, open_source
 from alltokens.data.transforms import EvalTransform
 from alltokens.engine.assembly import build_eval_transform, build_train_transform
 from alltokens.engine.config import DataConfig, RunConfig
+from alltokens.engine.picture_progress import PictureProgress
 from alltokens.engine.run_folder import write_atomically
 from alltokens.engine.runtime import Runtime
 from alltokens.errors import UserError
@@ -134,12 +135,14 @@ def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | N
         )
     if where == "scenes" and split in SCENES:
         return open_scenes(wanted or SCENES[split], data.image_size, split=split)
-    source = open_source(
-        where,
-        split if named is None else None,
-        class_names=class_names,
-        allow_empty_classes=data.allow_empty_classes or split != "train",
-    )
+    with PictureProgress("looking for pictures") as progress:
+        source = open_source(
+            where,
+            split if named is None else None,
+            class_names=class_names,
+            allow_empty_classes=data.allow_empty_classes or split != "train",
+            progress=lambda found: progress(found, None),
+        )
     return source if wanted is None else _subset(source, wanted)
 
 
