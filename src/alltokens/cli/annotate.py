@@ -51,8 +51,8 @@ class Command:
     """plain keeps the scores in float16; packed takes about half of the space and rounds them."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """In which the annotator computes."""
-    batch_size: int = 64
-    """Pictures at a time, in each process."""
+    batch_size: int | None = None
+    """Pictures at a time, in each process; the default is 64, on a CPU 8."""
     workers: int | None = None
     """Loader processes of each process; the default shares the cores out."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
