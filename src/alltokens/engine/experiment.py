@@ -81,10 +81,12 @@ def resume(
     """Go on with all that `train` began. Whatever is complete is left as it is."""
     own = load_config(run_dir)
     runs.refuse_changes(own, config)
-    _make_labels(own, run_dir, quiet)
+    runtime = start_runtime(own.train)
+    quiet = quiet or not runtime.is_main
+    _make_labels(own, run_dir, runtime, quiet)
     result = runs.resume(run_dir, command=command, quiet=quiet)
     if own.compare is not None:
-        _compare(own, result, quiet)
+        _compare(own, result, runtime, quiet)
     return result
 
 
@@ -120,7 +122,7 @@ def _train_or_resume(config: RunConfig, recipe: str, folder: Path, quiet: bool) 
 # Label maps
 
 
-def _make_labels(config: RunConfig, run_dir: Path, quiet: bool) -> None:
+def _make_labels(config: RunConfig, run_dir: Path, runtime: Runtime, quiet: bool) -> None:
     """The store that data.annotator stands for, unless it is there and finished."""
     name = config.data.annotator
     if name is None:
@@ -133,8 +135,6 @@ def _make_labels(config: RunConfig, run_dir: Path, quiet: bool) -> None:
         _say(quiet, f"the annotator first: recipe {name}")
         _train_or_resume(_annotator(config), recipe_name(name), run_dir / "annotator", quiet)
         name = str(run_dir / "annotator")
-    runtime = start_runtime(config.train)
-    quiet = quiet or not runtime.is_main
     opened, source = open_annotator(name), open_pictures(config.data, "train")
     made = annotate_source(
         opened,
@@ -175,13 +175,12 @@ def _truth_of_labels(config: RunConfig, store: LabelStore) -> CellScores | None:
 # What is compared
 
 
-def _compare(config: RunConfig, result: RunResult, quiet: bool) -> None:
+def _compare(config: RunConfig, result: RunResult, runtime: Runtime, quiet: bool) -> None:
     assert config.compare is not None
     name, folder = recipe_name(config.compare), result.run_dir
     _say(quiet, "", f"to compare with: recipe {name}")
     twin = _twin(config)
     other = _train_or_resume(twin, name, folder / name, quiet)
-    runtime = start_runtime(config.train)
     facts = json.loads(RunFolder(folder).facts_file.read_text(encoding="utf-8"))
     rows = [_row(facts["recipe"], config, result, runtime), _row(name, twin, other, runtime)]
     if not runtime.is_main:
