@@ -72,8 +72,22 @@ def test_recipes_in_pages_are_valid(page):
         build(RunConfig, settings, page.name)
 
 
+def links(page):
+    """The files that a page leads to."""
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    return [(page.parent / target).resolve() for target in targets if "://" not in target]
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_inside_the_project_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+    assert [link for link in links(page) if not link.exists()] == []
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in seen and page.suffix == ".md" and page.exists():
+            seen.add(page)
+            waiting += links(page)
+    assert set(PAGES) <= seen

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -23,13 +22,13 @@ from alltokens.engine.metrics import Scores
 from alltokens.engine.optimizer import build_optimizer
 from alltokens.engine.progress import Progress, closing_table, duration
 from alltokens.engine.run_folder import RunFolder, load_config
+from alltokens.engine.run_words import closing, enough_memory, introduction
 from alltokens.engine.runtime import Runtime, network, start_runtime
 from alltokens.engine.schedule import peak_rate, total_epochs
 from alltokens.engine.together import same_everywhere, together
 from alltokens.engine.trainer import Trainer, placed
-from alltokens.errors import TrainingFailed, UserError
+from alltokens.errors import UserError
 from alltokens.labels.manifest import MANIFEST_NAME
-from alltokens.models.cost import gmacs, in_words, parameter_count
 from alltokens.models.weights import load_weights
 from alltokens.supervision.step import DENSE_WEIGHT
 
@@ -158,7 +157,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     for index, batch in zip(range(DRY_RUN_UPDATES + 1), batches, strict=False):
         start = time.perf_counter()
         batch = placed(batch, config, runtime.device)
-        with _enough_memory(config, runtime):
+        with enough_memory(config, runtime):
             loss, parts = step(batch, generator)
             runtime.accelerator.backward(loss)
             optimizer.step()
@@ -180,7 +179,7 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     return "\n".join(
         [
             to_yaml(resolved),
-            *_introduction(config, runtime, feed, step),
+            *introduction(config, runtime, feed, step),
             *(["label maps  not made yet: here every token has its picture's label"] if config != resolved else []),
             "",
             "one batch of this process:",
@@ -283,10 +282,10 @@ def _run(
     try:
         updates = feed.updates_per_epoch * trainer.epochs
         with (
-            _enough_memory(config, runtime),
+            enough_memory(config, runtime),
             Progress(updates, done=trainer.position.update, quiet=quiet) as progress,
         ):
-            for line in _introduction(config, runtime, feed, trainer.step):
+            for line in introduction(config, runtime, feed, trainer.step):
                 progress.line(line)
             progress.line(f"run folder  {folder.path}")
             if trainer.position.update:
@@ -300,58 +299,6 @@ def _run(
         folder.release()
     at = trainer.position
     if not quiet:
-        closing_table(_closing(config, folder, feed, trainer, done_before))
+        closing_table(closing(config, folder, feed, trainer, done_before))
     net = network(trainer.step)
     return RunResult(folder.path, at.best_top1, at.best_epoch, trainer.last_scores, at.seconds, net, feed)
-
-
-def _introduction(config: RunConfig, runtime: Runtime, feed: Feed, step: nn.Module) -> list[str]:
-    net, size = network(step), config.data.image_size
-    cost = in_words(parameter_count(net), gmacs(net, size))
-    processes = f" x {runtime.world} processes" if runtime.world > 1 else ""
-    return [
-        f"model       {config.model.name}, {cost} at {size} px",
-        f"pictures    {feed.train_pictures} to train, {feed.val_pictures} to validate, {feed.num_classes} classes",
-        f"runs on     {runtime.device}{processes}, {config.train.precision}",
-    ]
-
-
-def _closing(
-    config: RunConfig, folder: RunFolder, feed: Feed, trainer: Trainer, done_before: bool
-) -> list[tuple[str, str]]:
-    at = trainer.position
-    rows = [("best top-1", f"{at.best_top1:.2f} % (epoch {at.best_epoch})")]
-    if trainer.last_scores is not None:
-        last = trainer.last_scores
-        rows += [
-            ("last top-1", f"{last.top1:.2f} %"),
-            ("last top-5", f"{last.top5:.2f} %"),
-            ("last loss", f"{last.loss:.4f}"),
-        ]
-    if done_before:
-        rows.append(("note", "the run was complete already"))
-    if feed.skipped:
-        rows.append(("skipped", f"{len(feed.skipped)} unreadable pictures, listed in {folder.skipped_file}"))
-    pictures = at.update * config.train.batch_size
-    rows += [
-        ("training", f"{duration(at.seconds)}, {pictures / max(at.seconds, 1e-9):,.0f} pictures/s"),
-        ("run folder", str(folder.path)),
-        ("weights", f"{folder.weights / 'best'} (timm: local-dir:{folder.weights / 'best'})"),
-        ("look again", f"alltokens evaluate {folder.path}"),
-    ]
-    return rows
-
-
-@contextmanager
-def _enough_memory(config: RunConfig, runtime: Runtime) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        train = config.train
-        pictures = train.batch_size // (runtime.world * train.accumulate)
-        raise TrainingFailed(
-            f"out of memory with {pictures} pictures of {config.data.image_size} px at a time on {runtime.device}. "
-            f"Three settings help: train.accumulate (now {train.accumulate}; twice that halves the pictures at a "
-            f"time), train.precision bf16 (now {train.precision}), train.checkpoint_activations "
-            f"(now {str(train.checkpoint_activations).lower()})"
-        ) from error
