@@ -48,5 +48,8 @@ faults: $(VENV)/installed
 		$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not gpu' tests/faults
 	$(BIN)/python -m benchmarks.faults
 
+bench-device: $(VENV)/installed
+	$(BIN)/python -m benchmarks.device $(ARGS)
+
 clean:
 	rm -rf $(VENV) build dist

@@ -1,0 +1,131 @@
+"""The pages that studies and benches become: what they say follows from rows, and the committed ones are up to date."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from benchmarks import device, docs
+
+from alltokens.cli import main
+from alltokens.study.plan import load_study
+from alltokens.study.results import Result, append_result, read_results
+from alltokens.study.table import compare
+from tests.conftest import ROOT
+
+STUDY = """
+about: does it help
+data: scenes
+recipe: deit_tiny
+arms:
+  base: {supervision: {mixer: none}}
+  better: {supervision: {mixer: cutmix}}
+  same: {supervision: {mixer: mixup}}
+  worse: {supervision: {mixer: block}}
+paper:
+  - {source: Some paper, setting: large and long, top1: {base: 70, better: 72, same: 70.1, worse: 71}}
+"""
+NOISE = (0.1, -0.1, 0.2, 0.0, -0.2)
+
+
+@pytest.fixture
+def study(tmp_path):
+    (tmp_path / "help.yaml").write_text(STUDY)
+    return load_study(tmp_path / "help.yaml")
+
+
+def add(study, arm, values, **more):
+    for seed, value in enumerate(values):
+        row = Result(study.name, arm, seed, "done", top1=value, settings=study.settings(arm), pictures_per_second=9.0)
+        append_result(study.file.with_name("results.csv"), row)
+
+
+def compared(study):
+    return compare(study, read_results(study.file.with_name("results.csv")))
+
+
+def test_verdicts_follow_from_intervals(study):
+    add(study, "base", [50 + noise for noise in NOISE])
+    add(study, "better", [52 + 2 * noise for noise in NOISE])
+    add(study, "same", [50 - 4 * noise for noise in NOISE])
+    add(study, "worse", [49 - noise for noise in NOISE])
+    one = compared(study)
+    said = docs.verdicts(one)
+    assert said[0].startswith("better against base: agrees in direction: ours +2.00 (")
+    assert "n = 5), published +2.00 (Some paper)" in said[0]
+    assert said[1].startswith("same against base: cannot be told")
+    assert said[2].startswith("worse against base: disagrees: ours -1.00 (")
+    page = docs.results_page([one])
+    assert re.search(r"\| better \| 5 \| 52\.00 \| .* \| 72\.0 \|", page)
+    assert "Some paper: large and long." in page
+
+
+def test_a_difference_that_would_have_shown_and_too_few_seeds(study):
+    add(study, "base", [50 + noise for noise in NOISE])
+    add(study, "better", [50 + 1.01 * noise for noise in NOISE])
+    add(study, "worse", [40.0] * 4)
+    said = docs.verdicts(compared(study))
+    assert said[0].startswith("better against base: not seen here, though one as large as published")
+    assert said[1].startswith("same against base: too few seeds for a claim")
+    assert said[2].startswith("worse against base: too few seeds for a claim")
+
+
+def test_no_results_are_said_to_be_none(study, tmp_path):
+    page = docs.results_page([compared(study)])
+    assert "No study has been run yet" in page
+    assert "Planned: 5 seeds of each of base, better, same, worse" in page
+    assert docs.performance_page(tmp_path / "nothing").count("Not measured yet") >= 4
+
+
+def test_a_page_of_a_study_and_the_command(study, tmp_path, capsys):
+    add(study, "base", [50, 51])
+    add(study, "better", [52, 52.5])
+    assert (
+        main(["study", "show", str(study.file), "--page", str(tmp_path / "p.html"), "--csv", str(tmp_path / "c.csv")])
+        == 0
+    )
+    assert "+1.75" in capsys.readouterr().out
+    page = (tmp_path / "p.html").read_text()
+    assert "does it help" in page
+    assert "+1.75" in page
+    assert page.count("<svg") == 1
+    assert (tmp_path / "c.csv").read_text().splitlines()[2].startswith("help,better,2,0,52.25,")
+    assert main(["study", "show", str(tmp_path / "hepl.yaml")]) == 2
+    assert main(["study", "shw", str(study.file)]) == 2
+    assert "Did you mean 'show'" in capsys.readouterr().err
+
+
+def test_a_bench_becomes_a_table_with_quartiles():
+    rows = [
+        {"bench": "x", "device": "d", "torch": "t", "arm": "ours", "step_ms": "12.345", "step_ms_low": "12.1",
+         "step_ms_high": "12.6", "pictures_per_second": "23456.7", "peak_mib": ""},
+    ]  # fmt: skip
+    assert docs.bench_table(rows) == [
+        "| arm | step ms | pictures per second |",
+        "| --- | ---: | ---: |",
+        "| ours | 12.3 (12.1 to 12.6) | 23,457 |",
+    ]
+
+
+def test_all_benches_in_one_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.csv").write_text("before")
+
+    def bench(words, check):
+        name = words[4]
+        for option in ("--csv", "--json"):
+            Path(words[words.index(option) + 1]).write_text(f"{name} {option}")
+        return subprocess.CompletedProcess(words, 1 if name == "train" else 0)
+
+    monkeypatch.setattr(device.subprocess, "run", bench)
+    assert device.main(["--out", str(tmp_path), "--data", "pictures"]) == 1
+    assert "FAILED: train" in capsys.readouterr().out
+    assert (tmp_path / "train.csv").read_text() == "before"
+    assert (tmp_path / "tl_align.csv").read_text() == "tl_align --csv"
+    assert not list(tmp_path.glob(".*"))
+    assert "--data" in device.command("data", tmp_path, "pictures")
+    assert "--data" not in device.command("train", tmp_path, "pictures")
+
+
+def test_the_committed_pages_are_what_the_files_say():
+    assert (ROOT / "docs" / "results.md").read_text() == docs.results_page(docs.all_studies())
+    assert (ROOT / "docs" / "performance.md").read_text() == docs.performance_page(docs.RESULTS)
