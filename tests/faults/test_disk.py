@@ -11,15 +11,14 @@ from tests.faults.test_kills import annotated, straight  # noqa: F401  (fixtures
 from tests.faults.victims import annotate_or_go_on, ended, train_or_go_on
 
 FAULTS = {"full": "No space left on device", "denied": "Permission denied", "gone": "No such file or directory"}
-MOMENTS = [pytest.param(1, id="one"), pytest.param(15, id="many", marks=pytest.mark.faults)]
+MANY = [pytest.param(15, fault, marks=pytest.mark.faults) for fault in FAULTS]
 
 
 def moments_of(count, fault, last):
     return sorted(random.Random(f"{count}{fault}").sample(range(3, last - 2), count))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("count", MOMENTS)
+@pytest.mark.parametrize(("count", "fault"), [(1, "full"), *MANY])
 def test_training_ends_with_a_sentence_and_can_go_on(straight, count, fault, tmp_path, tally):  # noqa: F811
     whole, moments = straight
     failed = 0
@@ -47,8 +46,7 @@ def test_training_ends_with_a_sentence_and_can_go_on(straight, count, fault, tmp
     tally[f"training: {FAULTS[fault]}"] += failed
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("count", MOMENTS)
+@pytest.mark.parametrize(("count", "fault"), [(1, "gone"), *MANY])
 def test_annotation_ends_with_a_sentence_and_can_go_on(annotated, count, fault, tmp_path, tally):  # noqa: F811
     folder, moments = annotated
     expected = {path.name: path.read_bytes() for path in (folder / "store").iterdir()}
@@ -81,6 +79,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", place], check=True)
 
 
+@pytest.mark.faults
 def test_a_disk_that_is_really_full(straight, small_disk, tally):  # noqa: F811
     whole, _ = straight
     run = small_disk / "run"

@@ -12,7 +12,7 @@ from tests.engine.test_resume import assert_same_run, metrics
 from tests.faults.victims import annotate_or_go_on, ended, train_or_go_on
 from tests.labels.tiny_annotator import write_pictures
 
-MOMENTS = [pytest.param(3, id="few"), pytest.param(50, id="many", marks=pytest.mark.faults)]
+MOMENTS = [pytest.param(2, id="few"), pytest.param(50, id="many", marks=pytest.mark.faults)]
 TWICE = 5  # every fifth one is killed again while it goes on
 
 

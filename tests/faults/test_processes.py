@@ -75,6 +75,7 @@ def test_processes_that_see_different_pictures_are_refused(tmp_path, tally):
     tally["one of two processes ended"] += 1
 
 
+@LONG
 def test_a_picture_that_one_process_cannot_read_ends_both(tmp_path, tally):
     folders = (pictures(tmp_path / "0", 8), pictures(tmp_path / "1", 8, broken=range(8)))
     ends = both(ranks.train_own_folder, tmp_path / "run", folders)
