@@ -137,3 +137,25 @@ def from_folders(
     label = {name: index for index, name in enumerate(classes)}
     labels = np.array([label[names[folder]] for folder in folders], dtype=np.int64)
     return PictureSource(location, tuple(classes), labels, keys, read)
+
+
+def some_of(source: PictureSource, count: int) -> PictureSource:
+    """`count` pictures of all classes alike: every k-th of a fixed shuffle."""
+    if count > len(source):
+        raise UserError(f"{count} pictures wanted, {source.location} has {len(source)}")
+    chosen = np.sort(np.random.default_rng(0).permutation(len(source))[:count])
+    return dataclasses.replace(
+        source,
+        labels=source.labels[chosen],
+        keys=PackedStrings(source.keys[int(i)] for i in chosen),
+        read=_Chosen(source.read, chosen),
+    )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    read: Callable[[int], bytes | Image.Image]
+    indices: np.ndarray
+
+    def __call__(self, index: int) -> bytes | Image.Image:
+        return self.read(int(self.indices[index]))

@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from alltokens.data.datasets import PictureDataset, Sample
 from alltokens.data.device_augment import DeviceAugment
 from alltokens.data.loader import cache_pictures, default_workers, device_batches, evaluation_loader, training_loader
-from alltokens.data.picture_source import PackedStrings, PictureSource, usable, with_class_names
+from alltokens.data.picture_source import PictureSource, some_of, usable, with_class_names
 from alltokens.data.pictures import UnreadablePicture
 from alltokens.data.sampler import EpochSampler, evaluation_indices
 from alltokens.data.sources import open_scenes, open_source
@@ -143,7 +141,7 @@ def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | N
             allow_empty_classes=data.allow_empty_classes or split != "train",
             progress=lambda found: progress(found, None),
         )
-    return source if wanted is None else _subset(source, wanted)
+    return source if wanted is None else some_of(source, wanted)
 
 
 def _open_sources(data: DataConfig, runtime: Runtime) -> dict[str, PictureSource]:
@@ -175,28 +173,6 @@ def _open_labels(config: RunConfig, source: PictureSource) -> LabelStore | None:
     if config.supervision.tail == "true" and not store.manifest.tail:
         raise UserError(f"{store.path} holds no tail: supervision.tail true asks for one; annotate anew, or take zero")
     return store
-
-
-def _subset(source: PictureSource, count: int) -> PictureSource:
-    """`count` pictures of all classes alike: every k-th of a fixed shuffle."""
-    if count > len(source):
-        raise UserError(f"{count} pictures wanted, {source.location} has {len(source)}")
-    chosen = np.sort(np.random.default_rng(0).permutation(len(source))[:count])
-    return dataclasses.replace(
-        source,
-        labels=source.labels[chosen],
-        keys=PackedStrings(source.keys[int(i)] for i in chosen),
-        read=_Chosen(source.read, chosen),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chosen:
-    read: Callable[[int], bytes | Image.Image]
-    indices: np.ndarray
-
-    def __call__(self, index: int) -> bytes | Image.Image:
-        return self.read(int(self.indices[index]))
 
 
 def _workers(data: DataConfig) -> int:
