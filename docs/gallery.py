@@ -7,7 +7,9 @@ Pages are opened in Debian's chromium (chromium-driver, selenium) and photograph
 
 from __future__ import annotations
 
+import base64
 import io
+import os
 import shutil
 import sys
 import tempfile
@@ -17,15 +19,16 @@ from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
 
 from alltokens.cli import main as alltokens
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).resolve().parent / "images"
 WIDTH = 1000  # pixels
 
 
 def make(run: Path) -> None:
+    os.chdir(run.parent)  # pages tell where things lie
+    run = Path(run.name)
     if not (run / "config.yaml").is_file():
         _do("train", "quickstart", "--run-dir", str(run))
     twin, labels = run / "quickstart_class", run / "labels"
@@ -37,10 +40,8 @@ def make(run: Path) -> None:
         models = (str(run), "scenes", "--beside", str(twin))
         _do("explain", *models, "--out", str(folder / "explained.html"), "--measured", "32")
         for part in ("maps", "mixing", "presence", "error", "mixers"):
-            few = ("--most", "3", "--measured", "32", "--parts", part)
-            _do(
-                "explain", *(models if part in ("maps", "error") else models[:2]), *few, "--out", f"{folder / part}.png"
-            )
+            shown = models if part in ("maps", "error") else models[:2]
+            _do("explain", *shown, "--parts", part, "--most", "3", "--measured", "32", "--out", f"{folder / part}.png")
             _keep(Image.open(folder / f"{part}.png"), f"explain_{part}")
         browser = _browser()
         try:
@@ -72,10 +73,14 @@ def _browser() -> webdriver.Chrome:
 def _photograph(browser: webdriver.Chrome, page: Path, element: str, name: str) -> None:
     """The first element of a page, or its first screen."""
     browser.get(page.resolve().as_uri())
-    shot = (
-        browser.find_element(By.CSS_SELECTOR, element).screenshot_as_png if element else browser.get_screenshot_as_png()
-    )
-    _keep(Image.open(io.BytesIO(shot)), name)
+    box = {"x": 0, "y": 0, "width": WIDTH, "height": 1000}
+    if element:
+        script = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box.toJSON()"
+        found = browser.execute_script(script, element)
+        box = {side: found[side] for side in box}
+    shot = {"clip": box | {"scale": 1}, "captureBeyondViewport": True}
+    taken = browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
+    _keep(Image.open(io.BytesIO(base64.b64decode(taken))), name)
 
 
 def _keep(picture: Image.Image, name: str) -> None:
@@ -86,7 +91,7 @@ def _keep(picture: Image.Image, name: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        make(Path(sys.argv[1]))
+        make(Path(sys.argv[1]).resolve())
     else:
         with tempfile.TemporaryDirectory() as temporary:
-            make(Path(temporary) / "run")
+            make(Path(temporary) / "quickstart")
