@@ -16,6 +16,7 @@ import csv
 import dataclasses
 import re
 import sys
+import textwrap
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,7 @@ from alltokens.core.token_targets import TokenTargets
 from alltokens.data.datasets import PictureDataset, Sample
 from alltokens.engine.assembly import build_net, build_step, build_train_transform
 from alltokens.engine.feeding import open_pictures
-from alltokens.engine.run_folder import RunFolder, load_config
+from alltokens.engine.run_folder import RunFolder, load_config, read_metrics
 from alltokens.errors import UserError
 from alltokens.follow.tl_align import TLAlign
 from alltokens.labels.store import LabelStore
@@ -112,7 +113,9 @@ def measure(run: Path, pictures: int) -> dict[str, str]:
         grid = grid_of(tokens, (config.data.image_size, config.data.image_size))
         targets = step.source.token_targets(batch, own, grid, classes)
         found.append(distances(net, batch.image, plan, aligner, targets, classes))
-    row = {"run": config.about.summary, "mixer": mixer.name, "pictures": str(pictures)}
+    top1 = max(line["top1"] for line in read_metrics(run) if line["kind"] == "evaluation")
+    trained = {"model": config.model.name, "data": str(config.data.root), "epochs": str(config.train.epochs)}
+    row = trained | {"top1": f"{top1:.1f}", "mixer": mixer.name, "pictures": str(pictures)}
     for name in Distances._fields:
         values = torch.cat([getattr(one, name) for one in found])
         row |= {f"{name}_mean": f"{float(values.mean()):.4f}", f"{name}_deviation": f"{float(values.std()):.4f}"}
@@ -134,11 +137,17 @@ def main(words: list[str]) -> None:
 def filled(page: str, row: dict[str, str]) -> str:
     """The page with what was measured."""
     said = (
-        f"{row['pictures']} pictures of {row['run']}, mixed by {row['mixer']}, mean over pictures with standard "
-        f"deviation: our rule {row['ours_mean']} ± {row['ours_deviation']}, labels that are pasted and not followed "
+        f"{row['model']} on {row['data']} after {row['epochs']} epochs ({row['top1']} % top-1), {row['pictures']} "
+        f"training pictures mixed by {row['mixer']}, mean and standard deviation over the pictures: our rule "
+        f"{row['ours_mean']} ± {row['ours_deviation']}, labels that are pasted and not followed "
         f"{row['pasted_mean']} ± {row['pasted_deviation']}."
     )
-    return re.sub(r"(<!-- benchmarks/transport -->\n).*?(<!-- end -->)", rf"\g<1>{said}\n\g<2>", page, flags=re.DOTALL)
+    return re.sub(
+        r"(<!-- benchmarks/transport -->\n).*?(<!-- end -->)",
+        rf"\g<1>{textwrap.fill(said, 120)}\n\g<2>",
+        page,
+        flags=re.DOTALL,
+    )
 
 
 if __name__ == "__main__":
