@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from alltokens.core.kernels.merge_entries import merge_entries
 from alltokens.core.token_targets import TokenTargets
 from alltokens.errors import UserError, unknown
 
@@ -80,11 +81,12 @@ def sample_token_targets(
     flat = cells.flatten(1).unsqueeze(-1)  # (B, N*C, 1)
     entries = torch.take_along_dim(ids, flat, 1).view(shape).flatten(-2)
     values = torch.take_along_dim(values, flat, 1).view(shape) * weights.unsqueeze(-1)
-    ids, values = _merged(entries, values.flatten(-2), duplicates=weights.shape[-1])  # (B, N, M)
+    # One entry a class is what a softmax needs.
+    ids, values = entries, merge_entries(entries, values.flatten(-2))  # (B, N, M)
 
     if num_classes is None:
         read = weights.unsqueeze(-1).expand(shape).flatten(-2)
-        _, read = _merged(entries, read, duplicates=weights.shape[-1])  # 0 where nothing was read of an entry's class
+        read = merge_entries(entries, read)  # 0 where nothing was read of an entry's class
         probabilities = values.masked_fill(read == 0, -math.inf).softmax(-1).where(inside.unsqueeze(-1) > 0, 0)
         return TokenTargets(ids, probabilities, torch.zeros_like(inside), inside, grid)
     if tail == "zero":
@@ -244,22 +246,6 @@ def _cell_values(maps: LabelMap, num_classes: int, tail: Tail, dtype: torch.dtyp
     with_tail = torch.cat([scores, maps.tail.flatten(1).unsqueeze(-1).to(dtype)], -1).softmax(-1)
     unlisted = with_tail[..., -1:] / others
     return with_tail[..., :-1] - unlisted, unlisted
-
-
-def _merged(ids: Tensor, values: Tensor, duplicates: int) -> tuple[Tensor, Tensor]:
-    """Sort entries (..., M) by class and add up those of one class, in its last entry; its others become 0.
-
-    One entry a class is what a softmax needs, and then no sum depends on the order of a GPU's atomic additions.
-    """
-    ids, order = ids.sort(dim=-1, stable=True)
-    values = values.gather(-1, order)
-    step = 1
-    while step < duplicates:  # after each round an entry holds the sum of 2 * step entries of its class, up to itself
-        same = ids[..., step:] == ids[..., :-step]
-        values = torch.cat([values[..., :step], values[..., step:] + same * values[..., :-step]], -1)
-        step *= 2
-    repeated = torch.cat([ids[..., 1:] == ids[..., :-1], torch.zeros_like(ids[..., :1], dtype=torch.bool)], -1)
-    return ids, values.masked_fill(repeated, 0)
 
 
 def _softmax_among_zeros(scores: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
