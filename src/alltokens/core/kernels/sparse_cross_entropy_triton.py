@@ -36,7 +36,7 @@ def _forward(
         there = start + lane < classes
         value = tl.load(row + start + lane, mask=there, other=0.0).to(tl.float32)
         plain += value
-        for label in tl.static_range(COMMON):
+        for label in range(COMMON):
             part = tl.load(common + label * classes + start + lane, mask=there, other=0.0)
             taken += tl.load(share + token * COMMON + label) * part * value
         value = tl.where(there, value, float("-inf"))
@@ -76,7 +76,7 @@ def _backward(
         there = lane < classes
         value = tl.load(row + lane, mask=there, other=float("-inf")).to(tl.float32)
         value = whole * tl.exp(value - log_total) - everywhere
-        for label in tl.static_range(COMMON):
+        for label in range(COMMON):
             part = tl.load(common + label * classes + lane, mask=there, other=0.0)
             value -= tl.load(share + token * COMMON + label) * part
         tl.store(out + lane, (value * grad).to(gradient.dtype.element_ty), mask=there)
@@ -94,7 +94,7 @@ def _backward(
             listed += tl.sum(tl.where(number[:, None] == other_number[None, :], part[None, :], 0.0), 1)
         value = tl.load(row + number, mask=there, other=0.0).to(tl.float32)
         value = whole * tl.exp(value - log_total) - everywhere - listed
-        for label in tl.static_range(COMMON):
+        for label in range(COMMON):
             part = tl.load(common + label * classes + number, mask=there, other=0.0)
             value -= tl.load(share + token * COMMON + label) * part
         tl.store(out + number, (value * grad).to(gradient.dtype.element_ty), mask=there)
