@@ -18,7 +18,7 @@ from alltokens.report import figures
 from alltokens.report.explain_figures import GAP, drawings
 from alltokens.report.explain_page import error_table, write_explanation
 from alltokens.report.style import heated
-from tests.explain.test_explanation import subject_of
+from tests.explain.test_explanation import NAMES, subject_of
 from tests.explain.test_maps import lvvit, swin
 
 
@@ -90,7 +90,9 @@ def test_figures_draw_the_same_values(found):
         "token heat",
         "token heat",
     ]
-    heat = torch.nn.functional.interpolate(look.heats["token_heat"][:1, None], size=16, mode="bilinear")[0, 0]
+    maps = look.heats["token_heat"]
+    heat = torch.nn.functional.interpolate(maps[:1, None] / maps.max(), size=16, mode="bilinear")[0, 0]
+    assert axes[5].get_title() == f"token heat\n{NAMES[look.classes[0]]}, to {maps[0].max():.0%}"
     np.testing.assert_allclose(axes[5].images[1].get_array(), heat, atol=1e-6)
     line = next(one for figure in drawn for ax in figure.axes for one in ax.lines if one.get_label() == "TL-Align")
     np.testing.assert_allclose(line.get_ydata(), found.models[0].mixed.ratios["TL-Align"][:, 0], atol=1e-6)

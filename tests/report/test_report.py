@@ -48,7 +48,7 @@ def section(page, anchor):
 
 def test_seeds_of_one_setting_are_one_row_with_n_mean_and_spread(runs, page):
     best = [max(line["top1"] for line in logged(run, "evaluation")) for run in runs[:2]]
-    told = f"{statistics.fmean(best):.2f} ± {statistics.stdev(best):.2f} %"
+    told = f"{statistics.fmean(best):.2f} ± {statistics.stdev(best):.2f}\N{NARROW NO-BREAK SPACE}%"
     rows = re.findall(r"<tr><th>.*?</tr>", section(page, "summary"), re.DOTALL)
     row = next(one for one in rows if "aligned" in one)
     assert told in row

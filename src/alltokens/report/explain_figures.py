@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from alltokens.explain.explanation import Explanation, ModelView
+from alltokens.explain.findings import Look
 from alltokens.explain.maps import BY_CLASS
 from alltokens.report import figures
 from alltokens.report.style import class_name, short, stretched
@@ -52,11 +53,10 @@ def _maps(one: ModelView, explanation: Explanation, name: str) -> Figure:
     for look in one.looks:
         maps, told = [], []
         for method, heat in look.heats.items():
-            drawn = heat if method == "token_heat" else stretched(heat)
+            drawn = visible(method, heat)
             maps.append(torch.nn.functional.interpolate(drawn[None].float(), size=finest, mode="nearest")[0])
             plain = method.replace("_", " ")
-            told += [f"{plain}\n{class_name(c, one.subject.class_names)}" for c in look.classes] * (method in BY_CLASS)
-            told += [plain] * (method not in BY_CLASS)
+            told += [f"{plain}\n{of}" for of in titles_of(method, heat, look, one.subject.class_names)]
         rows.append(torch.cat(maps))
         titles.append(told)
     called = [short(picture.label or picture.name) for picture in explanation.pictures]
@@ -65,6 +65,21 @@ def _maps(one: ModelView, explanation: Explanation, name: str) -> Figure:
     if name:
         drawn.suptitle(name.rstrip(": "), fontsize=9)
     return drawn
+
+
+def visible(method: str, maps: torch.Tensor) -> torch.Tensor:
+    """Maps (M, h, w) as they are drawn, in [0, 1]: relevance each by itself, probabilities by the highest of all."""
+    return maps / maps.max().clamp(min=1e-12) if method == "token_heat" else stretched(maps)
+
+
+def titles_of(method: str, maps: torch.Tensor, look: Look, names: Sequence[str]) -> list[str]:
+    """What stands above each map: its class, and the highest probability where it shows one."""
+    if method not in BY_CLASS:
+        return [""]
+    classes = [class_name(number, names) for number in look.classes]
+    if method != "token_heat":
+        return classes
+    return [f"{name}, to {heat.max():.0%}" for name, heat in zip(classes, maps, strict=True)]
 
 
 def _sure(one: ModelView, at: int) -> str:

@@ -19,9 +19,9 @@ from matplotlib import colormaps
 
 from alltokens.errors import UserError
 from alltokens.explain.explanation import Explanation, ModelView
-from alltokens.explain.maps import BY_CLASS, METHODS
+from alltokens.explain.maps import METHODS
 from alltokens.report.charts import PRESENCE, presence_logs, presence_reach, rmse
-from alltokens.report.explain_figures import drawings, stacked
+from alltokens.report.explain_figures import drawings, stacked, titles_of, visible
 from alltokens.report.html import input_picture, percent, picture_uri, render, share_squares, squares, write_page
 from alltokens.report.section_parts import layer_chart
 from alltokens.report.style import as_svg, class_name, heated, stretched
@@ -140,14 +140,13 @@ def _map_row(one: ModelView, at: int) -> dict[str, Any]:
     tiles: list[tuple[dict[str, Any], str]] = []
     for method, maps in look.heats.items():
         probable = method == "token_heat"
-        drawn = maps if probable else stretched(maps)
+        titles = titles_of(method, maps, look, names)
         after = "" if probable else " of the strongest"
         told = {"before": "probability " if probable else "", "after": after, "scale": 1, "digits": 2}
-        for number, heat in enumerate(drawn):
-            caption = TITLES[method]
-            if method in BY_CLASS:
-                caption += f": {class_name(look.classes[number], names)}"
-            tiles.append((squares(heat, heated(seen, heat), told, smooth=True), caption))
+        values = maps if probable else stretched(maps)
+        for of, value, drawn in zip(titles, values, visible(method, maps), strict=True):
+            caption = f"{TITLES[method]}: {of}" if of else TITLES[method]
+            tiles.append((squares(value, heated(seen, drawn), told, smooth=True), caption))
     sure = [
         (class_name(number, names), percent(probability))
         for number, probability in zip(look.classes, look.probabilities, strict=True)

@@ -18,6 +18,7 @@ from alltokens.report.section_parts import Report, chart
 
 MOST_DIFFERENCES = 30
 ABSENT = "\N{EN DASH}"
+PERCENT = "\N{NARROW NO-BREAK SPACE}%"
 
 
 def summary(report: Report) -> Markup:
@@ -54,9 +55,9 @@ def _summary_cells(group: Group) -> list[dict[str, Any]]:
     seconds = group.number(lambda run: run.seconds or None)
     return [
         {"value": len(group.runs), "text": len(group.runs)},
-        cell(group.number(best_top1), 2, " %"),
-        cell(group.number(last_score("top1")), 2, " %"),
-        cell(group.number(last_score("top5")), 2, " %"),
+        cell(group.number(best_top1), 2, PERCENT),
+        cell(group.number(last_score("top1")), 2, PERCENT),
+        cell(group.number(last_score("top5")), 2, PERCENT),
         cell(group.number(last_score("loss")), 4),
         {"value": 0 if epochs is None else epochs.mean, "text": done},
         {
@@ -96,7 +97,7 @@ def _sentences(report: Report) -> list[str]:
         told.append(f"Best top-1 {_with_n(number)}.")
     else:
         epoch = next(one["epoch"] for one in group.runs[0].evaluations if scores_of(one)["top1"] == number.mean)
-        told.append(f"Best top-1 {number.mean:.2f} %, after epoch {epoch}.")
+        told.append(f"Best top-1 {number.mean:.2f}{PERCENT}, after epoch {epoch}.")
     stopped = [run.name for one in report.groups for run in one.runs if not _complete(run)]
     if stopped:
         told.append(f"Not complete: {', '.join(stopped)}.")
@@ -105,8 +106,8 @@ def _sentences(report: Report) -> list[str]:
 
 def _with_n(number: Number) -> str:
     if number.spread is None:
-        return f"{number.mean:.2f} % (one run)"
-    return f"{written(number, 2, ' %')} (n = {number.n})"
+        return f"{number.mean:.2f}{PERCENT} (one run)"
+    return f"{written(number, 2, PERCENT)} (n = {number.n})"
 
 
 def _caution(first: Number, second: Number) -> list[str]:
@@ -135,8 +136,8 @@ def curves(report: Report) -> Markup | None:
         return lambda run: [(one["update"] / run.updates_per_epoch, one[name]) for one in run.updates]
 
     charts = [
-        chart("Validation top-1", "epoch", line(evaluated("top1")), " %"),
-        chart("Validation top-5", "epoch", line(evaluated("top5")), " %"),
+        chart("Validation top-1", "epoch", line(evaluated("top1")), PERCENT),
+        chart("Validation top-5", "epoch", line(evaluated("top5")), PERCENT),
         chart("Validation loss", "epoch", line(evaluated("loss"))),
         chart("Training loss", "epoch", line(trained("loss"))),
         chart("Learning rate", "epoch", line(trained("lr"))),
