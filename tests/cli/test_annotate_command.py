@@ -161,6 +161,7 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(number, tmp_path, monkeyp
         (["--out", "x", "--class-map", "own", "--form", "zip"], "form"),
         (["--out", "x", "--class-map", "own", "--workers", "-1"], "workers 0 or more"),
         (["--out", "pictures", "--class-map", "own"], "label maps want a folder of their own"),
+        (["--out", "pictures/train/x", "--class-map", "own"], "lies in the folder of the pictures, pictures/train"),
         (["--out", "x", "--keep", "3"], "unknown option --keep. Did you mean --kept?"),
     ],
 )

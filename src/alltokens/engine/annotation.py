@@ -21,8 +21,9 @@ from alltokens.engine.picture_progress import PictureProgress
 from alltokens.engine.runtime import join_slurm
 from alltokens.engine.signals import StopRequest
 from alltokens.errors import Stopped, UserError, unknown
-from alltokens.labels.annotate import annotate, open_pictures, read_failures
+from alltokens.labels.annotate import annotate, read_failures
 from alltokens.labels.class_map import AnnotatorClasses, match_classes
+from alltokens.labels.given import open_folder
 from alltokens.labels.inspect import Summary, summarise
 from alltokens.labels.manifest import MANIFEST_NAME, UNFINISHED_NAME
 from alltokens.labels.store import LabelStore
@@ -65,7 +66,7 @@ def run_annotation(
     mapped = _read_class_map(class_map)
     with joined() as rank:
         opened = open_annotator(model, weights=weights, options=model_options, image_size=image_size)
-        source = open_pictures(data, split, mapped)
+        source = open_folder(data, split, mapped)
         begun = _begun(Path(out).expanduser())
         started = time.monotonic()
         store = annotate_source(

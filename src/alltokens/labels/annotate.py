@@ -21,10 +21,10 @@ from torch import nn
 from alltokens.data.loader import default_workers
 from alltokens.data.picture_source import PictureSource
 from alltokens.data.pictures import MAX_PIXELS
-from alltokens.data.sources import open_source
 from alltokens.errors import UserError, unknown
 from alltokens.labels.annotator import PlaceScores, Preprocessing, create_annotator, weights_hash
 from alltokens.labels.class_map import AnnotatorClasses, ClassMap, resolve_class_map
+from alltokens.labels.given import open_given
 from alltokens.labels.labeller import PRECISIONS, Labeller, Precision
 from alltokens.labels.layout import Form
 from alltokens.labels.manifest import MANIFEST_NAME, Description, read_manifest
@@ -89,7 +89,8 @@ def annotate(
         raise UserError(f"batch_size, kept and image_size must be 1 or more, got {batch_size}, {kept}, {image_size}")
     if shard_size < 1 or (workers is not None and workers < 0):
         raise UserError(f"shard_size must be 1 or more and workers 0 or more, got {shard_size} and {workers}")
-    out, source = Path(out).expanduser(), _opened(pictures, split, class_map)
+    out = Path(out).expanduser()
+    source = open_given(pictures, split, class_map, out)
     if isinstance(model, str):
         annotator = annotator or model
         model = create_annotator(model, image_size=image_size).to(own_device())
@@ -237,28 +238,6 @@ def _on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch
         ahead = moved
     if ahead is not None:
         yield ahead
-
-
-def open_pictures(location: str | Path, split: str | None, class_map: object = None) -> PictureSource:
-    """The pictures at `location`, with their classes where they have several.
-
-    Pictures that all lie in one folder have no classes. For the annotator's own classes no folders are needed at all.
-    """
-    try:
-        return open_source(location, split, allow_empty_classes=True)
-    except UserError:
-        pictures = open_source(location, split, labelled=False)
-        if class_map != "own" and len({key.rpartition("/")[0] for key in pictures.keys}) > 1:
-            raise
-        return pictures
-
-
-def _opened(pictures: Any, split: str | None, class_map: object) -> PictureSource | Iterable[tuple[Picture, str]]:
-    if isinstance(pictures, str | Path):
-        return open_pictures(pictures, split, class_map)
-    if split is not None:
-        raise UserError("split chooses within a path; give it to open_source when you open the pictures yourself")
-    return pictures
 
 
 def _sizes(model: nn.Module, image_size: int, scales: Sequence[float]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from alltokens.errors import UnsupportedModel, UserError, unknown
 from alltokens.labels.efficientnet_lite import NAMES, load_efficientnet_lite
 from alltokens.models import lvvit, pvt  # noqa: F401  # pyright: ignore[reportUnusedImport]  # timm then knows these
 from alltokens.models.token_classifier import TokenClassifier
-from alltokens.models.weights import load_weights
+from alltokens.models.weights import load_weights, opening_folder
 
 Color = tuple[float, float, float]
 
@@ -135,7 +135,8 @@ def create_annotator(
     if image_size is not None and described is not None and described.fixed_input_size and not local:
         arguments.setdefault("img_size", image_size)
     try:
-        model = timm.create_model(name, pretrained=weights is None, **arguments)
+        with opening_folder(name):
+            model = timm.create_model(name, pretrained=weights is None, **arguments)
     except TypeError as error:
         raise UserError(f"the model {name!r} does not take these options: {error}") from None
     except (RuntimeError, OSError, AssertionError, ValueError) as error:

@@ -1,0 +1,41 @@
+"""The pictures that an annotator is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from alltokens.data.picture_source import PictureSource
+from alltokens.data.sources import open_source
+from alltokens.errors import UserError
+from alltokens.labels.picture_batches import Picture
+
+
+def open_folder(location: str | Path, split: str | None, class_map: object = None) -> PictureSource:
+    """The pictures at `location`, with their classes where they have several.
+
+    Pictures that all lie in one folder have no classes. For the annotator's own classes no folders are needed at all.
+    """
+    try:
+        return open_source(location, split, allow_empty_classes=True)
+    except UserError:
+        pictures = open_source(location, split, labelled=False)
+        if class_map != "own" and len({key.rpartition("/")[0] for key in pictures.keys}) > 1:
+            raise
+        return pictures
+
+
+def open_given(
+    pictures: Any, split: str | None, class_map: object, out: Path
+) -> PictureSource | Iterable[tuple[Picture, str]]:
+    """A source of a path, anything else as it is. The store must not lie among the pictures, where it is a class."""
+    if isinstance(pictures, str | Path):
+        pictures = open_folder(pictures, split, class_map)
+    elif split is not None:
+        raise UserError("split chooses within a path; give it to open_source when you open the pictures yourself")
+    if isinstance(pictures, PictureSource):
+        folder = Path(pictures.location)
+        if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{out} lies in the folder of the pictures, {folder}; put the label maps beside it")
+    return pictures
