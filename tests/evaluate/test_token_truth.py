@@ -16,6 +16,7 @@ from alltokens.errors import UserError
 from alltokens.evaluate.token_truth import (
     NO_CLASS,
     UNKNOWN,
+    class_maps_of,
     measure,
     measure_token_truth,
     open_masks,
@@ -123,12 +124,13 @@ def test_a_network_that_is_right_and_one_that_is_wrong(tmp_path):
     assert (wrong.accuracy, wrong.pointing) == (0.0, 0.0)
 
 
-def test_scenes_know_their_truth():
+def test_scenes_know_their_truth(tmp_path):
     from alltokens.engine.assembly import build_net
 
     config = tiny_config()
     found = measure_token_truth(build_net(config, 10), config, "scenes")
     assert found.pictures == 40
     assert 0 <= found.accuracy <= 40  # ten classes, untrained
+    source, _ = trimaps(tmp_path)
     with pytest.raises(UserError, match="do not fit"):
-        measure_token_truth(build_net(config, 10), tiny_config(data={"root": "scenes", "val": "scenes:val"}), "scenes")
+        class_maps_of(source, "scenes", 32)

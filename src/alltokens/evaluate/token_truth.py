@@ -33,7 +33,7 @@ from alltokens.data.sources import open_source
 from alltokens.data.transforms import EvalTransform
 from alltokens.engine.assembly import build_eval_transform
 from alltokens.engine.config import AugmentConfig, DataConfig, RunConfig
-from alltokens.engine.feeding import SCENES, open_pictures
+from alltokens.engine.feeding import open_pictures
 from alltokens.errors import UserError
 from alltokens.labels.annotator import PlaceScores
 
@@ -172,15 +172,16 @@ def _truth(data: DataConfig, augment: AugmentConfig, masks: str) -> tuple[Tensor
     train = open_pictures(config.data, "train")
     source = open_pictures(config.data, "val", train.class_names)
     transform = build_eval_transform(config.augment, config.data)
-    return pictures_with_truth(source, transform, class_maps_of(config, source, masks))
+    return pictures_with_truth(source, transform, class_maps_of(source, masks, config.data.image_size))
 
 
-def class_maps_of(config: RunConfig, source: PictureSource, masks: str) -> Callable[[int], np.ndarray]:
+def class_maps_of(source: PictureSource, masks: str, size: int, split: str = "val") -> Callable[[int], np.ndarray]:
+    """The class of every pixel by the picture's number; `size` and `split` are those of scenes."""
     if masks != "scenes":
         return open_masks(masks, source)
-    if (config.data.val or config.data.root) != "scenes":
+    if source.location != f"scenes:{split}":
         raise UserError(f"the masks of scenes do not fit the pictures of {source.location}")
-    scenes = load_scenes(config.data.val_pictures or SCENES["val"], config.data.image_size, split="val")
+    scenes = load_scenes(len(source), size, split=split)
     maps = scenes.class_maps.astype(np.int16)
     maps[scenes.class_maps == BACKGROUND] = NO_CLASS
     return lambda index: maps[index]
