@@ -119,7 +119,7 @@ def decoded(config: RunConfig, runtime: Runtime, shelf: dict[object, Any]) -> di
     """What other processes may start from instead of decoding for themselves; `runtime` is one on the CPU."""
     open_feed(config, runtime, shelf)
     names = {key: key[0] if isinstance(key[0], str) else key[0][0] for key in shelf if isinstance(key, tuple)}
-    return {key: value for key, value in shelf.items() if names.get(key) in TRAVELS}
+    return {key: shelf[key] for key, name in names.items() if name in TRAVELS}
 
 
 def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | None = None) -> PictureSource:
