@@ -1,5 +1,6 @@
 """Files made to harm: nothing runs, nothing is written elsewhere, memory stays bounded, each gets one line."""
 
+import json
 import os
 import resource
 import threading
@@ -11,7 +12,7 @@ from PIL import Image
 from alltokens.cli import main
 from alltokens.data.pictures import MAX_PIXELS, UnreadablePicture, decode_picture
 from alltokens.data.sources import open_source
-from alltokens.engine import checkpoint
+from alltokens.engine import checkpoint, runs
 from alltokens.engine.recipes import load_recipe
 from alltokens.errors import UserError
 from alltokens.labels.annotate import annotate, read_failures
@@ -22,6 +23,7 @@ from alltokens.models.weights import read_weights
 from tests.faults import hostile
 from tests.faults.victims import processes
 from tests.labels.tiny_annotator import OPTIONS, Brittle
+from tests.tiny import tiny_config
 
 MOST_MEMORY = 800  # MB: three times the 256 MB of the largest picture that is let through
 
@@ -50,6 +52,56 @@ def test_weights_states_and_label_files(read, canary, tmp_path, tally):
         path = tmp_path / name
         path.write_bytes(content)
         refused(read, path)
+        tally["weights, states and label files"] += 1
+
+
+@pytest.fixture(scope="module")
+def good_folder(tmp_path_factory):
+    """A folder of weights as a run leaves it: its configuration, and a file of weights."""
+    run = tmp_path_factory.mktemp("weights") / "run"
+    runs.train(tiny_config(train={"epochs": 1}, schedule={"warmup_epochs": 0}), run_dir=run, quiet=True)
+    return {path.name: path.read_bytes() for path in (run / "weights" / "best").iterdir()}
+
+
+def test_weight_folders(good_folder, canary, tmp_path, tally, capsys):
+    """What timm reads for us: a configuration that says anything, a pickle beside it."""
+    config = json.loads(good_folder["config.json"])
+    code = hostile.weights_files(canary)["code.pth"]
+    weights = good_folder["model.safetensors"]
+    attempts = {
+        "no JSON": {"config.json": b"{", "model.safetensors": weights},
+        "a list": {"config.json": b"[]", "model.safetensors": weights},
+        "deep": {"config.json": b"[" * 100_000, "model.safetensors": weights},
+        "nothing in it": {"config.json": b"{}", "model.safetensors": weights},
+        "no weights": {"config.json": good_folder["config.json"]},
+        "code": {"config.json": good_folder["config.json"], "pytorch_model.bin": code},
+        "code called safetensors": {"config.json": good_folder["config.json"], "model.safetensors": code},
+        **{
+            f"{name} {value!r}": {
+                "config.json": json.dumps(config | {name: value}).encode(),
+                "model.safetensors": weights,
+            }
+            for name, value in (
+                ("architecture", "os.system"),
+                ("architecture", ["x"]),
+                ("num_classes", -1),
+                ("num_classes", "many"),
+                ("model_args", {"depth": 10**9, "no_such_thing": 1}),
+                ("model_args", [1]),
+                ("pretrained_cfg", {"input_size": "abc"}),
+                ("pretrained_cfg", {"file": "/etc/passwd", "custom_load": "x"}),
+            )
+        },
+    }
+    for number, (what, files) in enumerate(attempts.items()):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        assert main(["evaluate", f"local-dir:{folder}", "--data", "scenes", "--device", "cpu"]) == 2, what
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, f"{what}: {said}"
+        assert "Traceback" not in said, said
         tally["weights, states and label files"] += 1
 
 

@@ -18,6 +18,7 @@ from alltokens.follow.area import Area
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
 from alltokens.models.token_classifier import TokenClassifier
+from alltokens.models.weights import opening_folder
 from alltokens.supervision.mixer import Mixer
 from alltokens.supervision.source import Source
 from alltokens.supervision.step import Follower, Supervision, patch_size, token_grid
@@ -45,7 +46,8 @@ def build_net(config: RunConfig, num_classes: int) -> nn.Module:
     """The network of a recipe, made for its picture size, with a dense head if tokens are trained."""
     arguments, name = model_arguments(config), config.model.name
     try:
-        net = timm.create_model(name, pretrained=config.model.pretrained, num_classes=num_classes, **arguments)
+        with opening_folder(name):
+            net = timm.create_model(name, pretrained=config.model.pretrained, num_classes=num_classes, **arguments)
     except TypeError as error:
         raise UserError(f"the model {name!r} does not take these model.options: {error}") from None
     except (AssertionError, ValueError) as error:

@@ -25,10 +25,11 @@ from alltokens.engine.picture_progress import PictureProgress
 from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.engine.runtime import Runtime, start_runtime
 from alltokens.engine.together import together
-from alltokens.errors import TrainingFailed, UserError, unknown
+from alltokens.errors import TrainingFailed, UnsupportedModel, UserError, unknown
 from alltokens.evaluate.scoring import score
+from alltokens.evaluate.token_truth import TokenTruth, class_maps_of, measure, pictures_with_truth
 from alltokens.models.cost import gmacs, parameter_count
-from alltokens.models.weights import load_weights, read_class_names
+from alltokens.models.weights import load_weights, opening_folder, read_class_names
 from alltokens.supervision.step import Supervision
 
 
@@ -45,6 +46,9 @@ class Evaluation(NamedTuple):
     gmacs: float
     image_size: int
     seconds: float
+    token_accuracy: float | None = None  # percent, as the two below; where the class of every pixel is known
+    pointing: float | None = None
+    token_iou: float | None = None
 
 
 def evaluate(
@@ -59,18 +63,22 @@ def evaluate(
     precision: str = "fp32",
     device: str = "auto",
     on_bad_picture: str = "error",
+    masks: str | None = None,
     quiet: bool = False,
 ) -> Evaluation | None:
     """Score a run folder, a timm model, or `local-dir:` weights. Exact for any number of processes.
 
     A run brings its own pictures and transform; `data` names others, whose classes must have the run's names. A model
     needs `data`. All processes take part; the main one gets the result, the others None. A long evaluation says on
-    stderr how far it is, unless it is to be `quiet`.
+    stderr how far it is, unless it is to be `quiet`. Predictions of tokens are scored where their truth is known: on
+    scenes, and with trimaps given as `masks` (a folder or tar).
     """
     settings = TrainConfig(precision=precision, device=device)  # type: ignore[arg-type]
     runtime = start_runtime(settings)
     with together(runtime):
-        return _evaluated(runtime, target, data, split, weights, batch_size, image_size, workers, on_bad_picture, quiet)
+        return _evaluated(
+            runtime, target, data, split, weights, batch_size, image_size, workers, on_bad_picture, masks, quiet
+        )
 
 
 def _evaluated(
@@ -83,13 +91,15 @@ def _evaluated(
     image_size: int | None,
     workers: int | None,
     on_bad_picture: str,
+    masks: str | None,
     quiet: bool,
 ) -> Evaluation | None:
     if (Path(target) / "config.yaml").is_file():
         net, source, transform, size = _of_run(Path(target), data, split, weights, image_size)
     else:
         net, source, transform, size = _of_model(target, data, split, image_size)
-    parameters, cost = parameter_count(net), gmacs(net, size)
+    with opening_folder(target):  # which may state another size than its model takes
+        parameters, cost = parameter_count(net), gmacs(net, size)
     skip = on_bad_picture == "skip"
     dataset = PictureDataset(source, transform, on_bad_picture="mark" if skip else "error")
     per_process = -(-len(source) // runtime.world)
@@ -113,9 +123,26 @@ def _evaluated(
     if not runtime.is_main:
         return None
     skipped = len(source) - scores.pictures
+    truth = _token_truth(net, source, transform, size, split, masks)
     return Evaluation(
-        target, source.location, *scores, skipped, len(source.class_names), parameters, cost, size, seconds
+        target, source.location, *scores, skipped, len(source.class_names), parameters, cost, size, seconds, *truth[:3]
     )
+
+
+def _token_truth(
+    net: nn.Module, source: Any, transform: EvalTransform, size: int, split: str, masks: str | None
+) -> TokenTruth:
+    """None in every part where there is no truth, or where the model has no tokens to ask."""
+    drawn = source.location.startswith("scenes:")
+    if masks is None and not drawn:
+        return TokenTruth(None, None, None)
+    class_maps = class_maps_of(source, masks or "scenes", size, split)
+    try:
+        return measure(net, transform.mean, transform.std, *pictures_with_truth(source, transform, class_maps))
+    except UnsupportedModel:
+        if masks is not None:
+            raise
+        return TokenTruth(None, None, None)
 
 
 def _scored(step: nn.Module, batches: Iterable[Sample], *, batch_size: int, image_size: int, **options: Any) -> Scores:
@@ -166,10 +193,15 @@ def _of_model(name: str, data: str | None, split: str, image_size: int | None) -
         raise unknown("run folder or model", name, timm.list_models(), hint="`alltokens models PATTERN` lists models.")
     if data is None:
         raise UserError(f"{name} is a model and no run, so it has no pictures of its own; say which with --data")
+    with opening_folder(name):
+        return _of_described(name, data, split, image_size)
+
+
+def _of_described(name: str, data: str, split: str, image_size: int | None) -> tuple[nn.Module, Any, Any, int]:
     try:
         arguments: dict[str, Any] = {"img_size": image_size} if image_size else {}
         net: Any = timm.create_model(name, pretrained=True, **arguments)
-    except (RuntimeError, OSError, FileNotFoundError) as error:
+    except (RuntimeError, OSError) as error:
         raise UserError(f"{name}: its weights cannot be loaded: {str(error).splitlines()[0]}") from None
     described: dict[str, Any] = net.pretrained_cfg
     size = image_size or described["input_size"][-1]

@@ -6,7 +6,6 @@ Shapes: B pictures, H and W the network's input.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.errors import UserError, unknown
 from alltokens.labels.annotator import create_annotator
 from alltokens.labels.class_map import AnnotatorClasses
-from alltokens.models.weights import CONFIG_FILE, load_weights
+from alltokens.models.weights import load_weights, read_class_names
 
 
 class Subject(NamedTuple):
@@ -71,9 +70,7 @@ def open_run(run: Path, weights: str = "best") -> Subject:
     if weights not in ("best", "last"):
         raise unknown("weights", weights, ("best", "last"))
     folder = RunFolder(run).weights / weights
-    if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{folder} has no weights yet: the run was stopped before its first evaluation")
-    names = tuple(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["label_names"])
+    names = read_class_names(folder)
     untrained = dataclasses.replace(config, model=dataclasses.replace(config.model, pretrained=False))
     net = build_net(untrained, len(names))
     load_weights(net, folder)

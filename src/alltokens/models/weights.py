@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -128,6 +129,21 @@ def _refuse_repeats(content: Any, file: Path, seen: set[int]) -> None:
     elif isinstance(content, Mapping | list | tuple):
         for part in content.values() if isinstance(content, Mapping) else content:
             _refuse_repeats(part, file, seen)
+
+
+@contextmanager
+def opening_folder(name: str) -> Iterator[None]:
+    """Around the making of a model: whatever is wrong with a folder (`local-dir:FOLDER`) is said in one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # its configuration may say anything, and timm raises what comes of that
+        if not name.startswith("local-dir:"):
+            raise
+        folder = name.removeprefix("local-dir:")
+        reason = _first_line(error)[:300]
+        raise UserError(f"{folder} holds no model that can be made ({type(error).__name__}: {reason})") from None
 
 
 def read_class_names(folder: Path) -> tuple[str, ...]:
