@@ -8,6 +8,7 @@ import pytest
 from benchmarks import device, docs
 
 from alltokens.cli import main
+from alltokens.study.page import report_section
 from alltokens.study.plan import load_study
 from alltokens.study.results import Result, append_result, read_results
 from alltokens.study.table import compare
@@ -89,6 +90,9 @@ def test_a_page_of_a_study_and_the_command(study, tmp_path, capsys):
     assert "does it help" in page
     assert "+1.75" in page
     assert page.count("<svg") == 1
+    title, section = report_section(study.file)
+    assert title == "Study help"
+    assert section in page
     assert (tmp_path / "c.csv").read_text().splitlines()[2].startswith("help,better,2,0,52.25,")
     assert main(["study", "show", str(tmp_path / "hepl.yaml")]) == 2
     assert main(["study", "shw", str(study.file)]) == 2

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from alltokens.cli._options import Positional, Switch, asks_for_help, read, show_help, shown_as
 from alltokens.engine.progress import closing_table, duration
 from alltokens.errors import UserError
+
+if TYPE_CHECKING:
+    from alltokens.evaluate import Evaluation
 
 PROGRAM = "alltokens evaluate"
 
@@ -34,6 +37,8 @@ class Command:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     on_bad_picture: Literal["error", "skip"] = "error"
     """What to do with a picture that cannot be read; skipped ones are counted."""
+    masks: Annotated[str | None, shown_as("PATH")] = None
+    """Trimaps of the pictures, a folder or a tar: predictions of tokens are then scored too, as they are on scenes."""
     json: Switch = False
     """Print JSON instead of a table."""
 
@@ -69,7 +74,16 @@ def main(words: Sequence[str]) -> int:
             ("top-1", f"{result.top1:.2f} %"),
             ("top-5", f"{result.top5:.2f} %"),
             ("loss", f"{result.loss:.4f}"),
+            *_of_tokens(result),
             ("took", f"{duration(result.seconds)}, {speed:,.0f} pictures/s"),
         ]
     )
     return 0
+
+
+def _of_tokens(result: Evaluation) -> list[tuple[str, str]]:
+    """What the tokens came to, where their truth is known."""
+    if result.pointing is None or result.token_accuracy is None:
+        return []
+    parts = f"{result.token_accuracy:.2f} % right, surest one on the object {result.pointing:.2f} %"
+    return [("tokens", f"{parts}, IoU {result.token_iou:.2f} %")]

@@ -19,6 +19,8 @@ class Command:
     """The folders of one run or several; runs that differ by their seed alone are shown as mean with band."""
     out: Annotated[str, shown_as("FILE")] = "report.html"
     """The page: one HTML file that needs nothing but itself."""
+    study: tuple[str, ...] = ()
+    """Studies (.yaml) whose comparisons stand on the page too, out of the results.csv beside them."""
     pictures: int | None = None
     """How many validation pictures are looked at; the default is fewer for models that cost more, 0 is none."""
 
@@ -33,7 +35,11 @@ def main(words: Sequence[str]) -> int:
     from alltokens.report.report_page import write_report
 
     page = write_report(
-        command.runs, command.out, pictures=command.pictures, progress=lambda what: print(what, file=sys.stderr)
+        command.runs,
+        command.out,
+        pictures=command.pictures,
+        studies=command.study,
+        progress=lambda what: print(what, file=sys.stderr),
     )
     counted = f"{page.runs} run{'s' if page.runs > 1 else ''}"
     print(f"wrote {page.file}: {counted}, {page.bytes / 1e6:.1f} MB")

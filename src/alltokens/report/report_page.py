@@ -41,6 +41,7 @@ def write_report(
     out: str | Path,
     *,
     pictures: int | None = None,
+    studies: Sequence[str | Path] = (),
     progress: Callable[[str], None] | None = None,
 ) -> ReportPage:
     """Write the page of one run or several; runs of equal settings but their seed are shown together.
@@ -48,9 +49,13 @@ def write_report(
     Confusions, samples and overlays come from the weights and the pictures of each setting's best run; where those are
     gone, the page says so. `pictures` is how many validation pictures are looked at (0: none, no weights are opened);
     by default fewer of a model that costs more. `progress` is told what is being done.
+    The comparisons of `studies`, YAML files with their results beside them, come last.
     """
     if pictures is not None and pictures < 0:
         raise UserError(f"pictures must be at least 0, got {pictures}")
+    from alltokens.study.page import report_section  # it draws with the report's own parts
+
+    compared = [report_section(file) for file in studies]
     say = progress or (lambda what: None)
     groups = grouped(read_runs(runs))
     looked: list[Looked] = []
@@ -69,6 +74,7 @@ def write_report(
         if html is not None:
             anchor = re.sub(r"[^a-z]+", "-", title.lower())
             sections.append({"title": title, "anchor": anchor, "html": html})
+    sections += [{"title": title, "anchor": f"study-{n}", "html": html} for n, (title, html) in enumerate(compared)]
     count = sum(len(group.runs) for group in groups)
     named = groups[0].name if len(groups) == 1 else f"{count} runs of {len(groups)} settings"
     size = write_page(

@@ -94,11 +94,12 @@ def columns(compared: Compared) -> list[Column]:
     """Header and cell of each column that has something to show."""
     many: list[Column] = [
         ("n", lambda arm: str(arm.n)),
+        ("failed", lambda arm: str(len(arm.failures) or "")),
         ("top-1 %", lambda arm: number(arm.mean(), 2)),
         ("sd", lambda arm: number(arm.spread(), 2)),
         ("difference", lambda arm: signed(arm.comparison.difference) if arm.comparison else ""),
         ("95 % interval", lambda arm: interval(arm.comparison)),
-        ("p", lambda arm: number(arm.comparison.p, 3) if arm.comparison else ""),
+        ("p", lambda arm: probability(arm.comparison)),
         ("detectable", lambda arm: number(arm.comparison.detectable, 2) if arm.comparison else ""),
         ("token accuracy %", lambda arm: number(arm.mean("token_accuracy"), 1)),
         ("pointing %", lambda arm: number(arm.mean("pointing"), 1)),
@@ -127,14 +128,15 @@ def sentences(compared: Compared) -> list[str]:
     plan, said = compared.study.plan, []
     if not compared.n:
         said.append("This study has no results yet.")
-    against = {arm.baseline for arm in compared.arms if arm.baseline is not None and arm.comparison is not None}
-    if len(against) == 1:
-        said.append(f"Differences are to {against.pop()}, over the seeds that both have (paired t test).")
-    elif against:
-        pairs = ", ".join(f"{arm.arm} to {arm.baseline}" for arm in compared.arms if arm.comparison is not None)
-        said.append(f"Differences, over the seeds that both have (paired t test): {pairs}.")
-    if against or (len(said) and any(arm.comparison for arm in compared.arms)):
+    tested = [arm for arm in compared.arms if arm.comparison is not None]
+    if tested:
+        usual = compared.study.plan.baseline or next(iter(compared.study.arms))
+        others = ", ".join(f"{arm.arm} to {arm.baseline}" for arm in tested if arm.baseline != usual)
+        to = f"{usual} ({others})" if others else usual
+        said.append(f"Differences are to {to}, over the seeds that both have (paired t test).")
         said.append("Detectable: the true difference that this many seeds would have shown with a chance of 80 %.")
+    if len(tested) >= 5:
+        said.append(f"{len(tested)} comparisons: by chance alone one interval in twenty leaves zero out.")
     few = [arm.arm for arm in compared.arms if 0 < arm.n < ENOUGH]
     if few:
         said.append(f"Fewer than {ENOUGH} seeds, so no claim: {', '.join(few)}.")
@@ -196,6 +198,12 @@ def signed(value: float) -> str:
 
 def interval(comparison: Comparison | None) -> str:
     return "" if comparison is None else f"{comparison.low:+.2f} to {comparison.high:+.2f}"
+
+
+def probability(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    return "<0.001" if comparison.p < 0.0005 else f"{comparison.p:.3f}"
 
 
 def _millions(value: float | None) -> float | None:
