@@ -33,6 +33,11 @@ class TrainingStopped(Stopped):
         super().__init__(signal, f"alltokens train --resume {run_dir}")
 
 
+def printable(text: str) -> str:
+    """The text with control signs spelled out: a file's name must not clear a terminal, or write to it."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
+
+
 def unknown(kind: str, came: object, allowed: Iterable[str], hint: str = "") -> UserError:
     """The error for a name that is not among the allowed ones, with the nearest match."""
     names = sorted(allowed)

@@ -254,7 +254,10 @@ def test_names_of_files_and_classes_in_any_encoding(tmp_path, tally, capsys):
     assert main(["evaluate", str(tmp_path / "run"), "--on-bad-picture", "skip"]) == 0, capsys.readouterr().err
     skipped = (tmp_path / "run" / "skipped.txt").read_text(encoding="utf-8")
     assert "caf\\udce9" in skipped
-    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "pictures")]) == 2  # and names a picture
+    said = capsys.readouterr()
+    assert "\\x1b[2Jclear" in said.out  # in the table of disagreements, spelled out
+    assert [sign for sign in said.out + said.err if not (sign.isprintable() or sign == "\n")] == []
     assert not list(tmp_path.glob("**/it-was-executed"))
     tally["names in any encoding"] += len(NAMES)
 

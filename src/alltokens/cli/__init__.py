@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from alltokens.errors import Stopped, TrainingFailed, UserError
+from alltokens.errors import Stopped, TrainingFailed, UserError, printable
 from alltokens.version import __version__
 
 # Verb -> what it does. The file of the same name is imported when the verb is used.
@@ -81,5 +81,5 @@ def overview() -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"alltokens: {message}", file=sys.stderr)
+    print(f"alltokens: {printable(message)}", file=sys.stderr)
     return code

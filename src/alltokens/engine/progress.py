@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from alltokens.errors import printable
+
 if TYPE_CHECKING:
     from alltokens.engine.metrics import Scores
 
@@ -39,7 +41,7 @@ def table(
     for column, header in enumerate(headers):
         grid.add_column(Text(header), justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*(Text(printable(cell).replace("\n", "\\n")) for cell in row))
     if console.is_terminal:
         console.print(grid)
         return
