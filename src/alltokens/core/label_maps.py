@@ -1,7 +1,7 @@
 """Label maps as tensors, and the labels of tokens read from them through the matrix that made the picture.
 
 Shapes: B batch, k kept classes, h and w cells of a map, K classes; N = rows * columns tokens; S samples along one side
-of a token, V cells along one side of its window, C = V * V cells, M = C * k entries.
+of a token, P = S * S points, V cells along one side of its window, C = V * V cells, M = C * k entries.
 
 A map covers the whole picture. A token's label is the mean over n x n points spread evenly in it, n = ceil(its side in
 cells), each read between the four nearest cells: RoIAlign as the published programs use it (FACTS 2.2), for any matrix.
@@ -144,19 +144,27 @@ def _cell_weights(
     count_across, wide_across = _samples(across, columns, size)  # (B,), (B, 2)
     count_down, wide_down = _samples(down, rows, size)
     most_across, most_down = _most_samples(columns, size), _most_samples(rows, size)
+    most = max(most_across, most_down)
 
-    column = torch.arange(columns, device=matrix.device, dtype=matrix.dtype)
+    column = torch.arange(columns, device=matrix.device, dtype=matrix.dtype)[:, None]
     row = torch.arange(rows, device=matrix.device, dtype=matrix.dtype)[:, None]
-    sample = torch.arange(most_across, device=matrix.device, dtype=matrix.dtype)
-    used_across = (sample < count_across[:, None]).to(matrix.dtype)[:, None, None]  # (B, 1, 1, S)
-    along = (column[:, None] + (sample + 0.5) / count_across[:, None, None]) / columns  # (B, columns, S)
+    sample = torch.arange(most, device=matrix.device, dtype=matrix.dtype)
+    along = (column + (sample[:most_across] + 0.5) / count_across[:, None, None]) / columns  # (B, columns, S)
+    below = (row + (sample[:most_down] + 0.5) / count_down[:, None, None]) / rows  # (B, rows, S)
+    taken_across = sample[:most_across] < count_across[:, None]
+    taken_down = sample[:most_down] < count_down[:, None]
+    used = (
+        (taken_down[:, :, None] & taken_across[:, None, :]).flatten(1)[:, None, None].to(matrix.dtype)
+    )  # (B, 1, 1, P)
 
     def position(axis: int, step: Tensor, stride: Tensor, along: Tensor, below: Tensor) -> Tensor:
-        begin = origin[:, axis, None, None, None] + stride[:, axis, None, None, None] * below[..., None]
-        return begin + step[:, axis, None, None, None] * along[:, None]  # (B, rows, columns, S)
+        """(B, rows, columns, P): where all points lie."""
+        rightwards = step[:, axis, None, None] * along  # (B, columns, S)
+        downwards = origin[:, axis, None, None] + stride[:, axis, None, None] * below  # (B, rows, S)
+        return (downwards[:, :, None, :, None] + rightwards[:, None, :, None, :]).flatten(3)
 
     # The window lies about the token's middle; the clamp keeps it in the map, where all points are brought anyway.
-    centre = ((column + 0.5) / columns).expand(len(matrix), -1)[..., None]  # (B, columns, 1)
+    centre = ((column + 0.5) / columns).expand(len(matrix), -1, -1)  # (B, columns, 1)
     middle = ((row + 0.5) / rows).expand(len(matrix), -1, -1)  # (B, rows, 1)
     reach = max(_reach(columns, size), _reach(rows, size))
     window, first = [0, 0], [origin, origin]
@@ -166,26 +174,22 @@ def _cell_weights(
         first[axis] = low.clamp(0, cells - window[axis])  # (B, rows, columns, 1)
 
     def shares(axis: int, at: Tensor) -> Tensor:
-        """(B, rows, columns, S, V): how a point between cells is shared out among those of the window."""
+        """(B, rows, columns, P, V): how a point between cells is shared out among those of the window."""
         nearest = at.clamp(0, (width, height)[axis] - 1)
         nearest = nearest.clamp(first[axis], first[axis] + window[axis] - 1).unsqueeze(-1)
         cell = first[axis].unsqueeze(-1) + torch.arange(window[axis], device=matrix.device, dtype=matrix.dtype)
         return (1 - (nearest - cell).abs()).clamp(min=0)
 
-    weights = matrix.new_zeros(len(matrix), rows, columns, window[1], window[0])
-    inside = matrix.new_zeros(len(matrix), rows, columns)
-    for index in range(most_down):  # one row of samples after the other: never S * S * C numbers at once
-        below = (row + (index + 0.5) / count_down[:, None, None]) / rows  # (B, rows, 1)
-        x, y = (position(axis, wide_across, wide_down, along, below) for axis in (0, 1))
-        used = used_across * (index < count_down)[:, None, None, None]
-        if axes == "right":
-            # RoIs are widened to a cell for reading only; whether a point is in the picture is asked where it is.
-            true_x, true_y = (position(axis, across, down, along, below) for axis in (0, 1))
-            used = used * _within(true_x, -0.5, width - 0.5) * _within(true_y, -0.5, height - 0.5)
-        else:
-            used = used * _within(x, -1, width) * _within(y, -1, height)
-        weights = weights + (shares(1, y)[..., None] * (shares(0, x) * used[..., None]).unsqueeze(-2)).sum(3)
-        inside = inside + used.sum(-1)
+    x, y = (position(axis, wide_across, wide_down, along, below) for axis in (0, 1))
+    if axes == "right":
+        # RoIs are widened to a cell for reading only; whether a point is in the picture is asked where it is.
+        true_x, true_y = (position(axis, across, down, along, below) for axis in (0, 1))
+        used = used * _within(true_x, -0.5, width - 0.5) * _within(true_y, -0.5, height - 0.5)
+    else:
+        used = used * _within(x, -1, width) * _within(y, -1, height)
+    with torch.autocast(matrix.device.type, enabled=False):  # it would take the product in 16 bits
+        weights = (shares(1, y) * used.unsqueeze(-1)).mT @ shares(0, x)  # (B, rows, columns, V, V)
+    inside = used.sum(-1)
 
     count = (count_across * count_down)[:, None, None]
     total = (inside.clamp(min=1) if axes == "right" else count)[..., None, None]
