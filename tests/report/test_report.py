@@ -194,6 +194,17 @@ def test_a_run_whose_pictures_or_labels_are_gone_says_so(runs, tmp_path):
         assert ("of 40 pictures are right" in confused) == (gone == "labels: /gone")
 
 
+def test_labels_made_within_a_run_are_found_when_it_was_moved(runs, tmp_path):
+    shutil.copytree(runs[2], tmp_path / "run")
+    shutil.copytree(runs[0].parent / "labels", tmp_path / "run" / "labels")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(str(runs[0].parent / "labels"), "elsewhere/run/labels"))
+    subject = open_run(tmp_path / "run")
+    _, store = labelled_pictures(subject, validation_pictures(subject))
+    assert store is not None
+    assert store.path == tmp_path / "run" / "labels"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -31,6 +31,7 @@ class Subject(NamedTuple):
     transform: EvalTransform
     class_names: tuple[str, ...]  # empty: not known
     config: RunConfig | None  # of a run
+    folder: Path | None = None  # of a run
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -74,7 +75,8 @@ def open_run(run: Path, weights: str = "best") -> Subject:
     untrained = dataclasses.replace(config, model=dataclasses.replace(config.model, pretrained=False))
     net = build_net(untrained, len(names))
     load_weights(net, folder)
-    return Subject(run.resolve().name, net.eval(), build_eval_transform(config.augment, config.data), names, config)
+    transform = build_eval_transform(config.augment, config.data)
+    return Subject(run.resolve().name, net.eval(), transform, names, config, run)
 
 
 def _untrained(name: str, options: Mapping[str, Any]) -> nn.Module:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,7 +147,10 @@ def labelled_pictures(subject: Subject, validation: PictureSource) -> tuple[Pict
     assert config is not None
     if config.supervision.source == "class" or config.data.labels is None:
         return validation, None
-    return open_pictures(config.data, "train", subject.class_names), LabelStore.open(config.data.labels)
+    store = Path(config.data.labels)
+    if subject.folder is not None and not store.exists() and (subject.folder / store.name).is_dir():
+        store = subject.folder / store.name  # made within the run, which was moved or is looked at from elsewhere
+    return open_pictures(config.data, "train", subject.class_names), LabelStore.open(store)
 
 
 def mixes(subject: Subject, source: PictureSource, store: LabelStore | None, seed: int = 0) -> Mixes:
