@@ -6,6 +6,8 @@ the names, orders of arguments and words are those that must not change.
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import timm
@@ -178,3 +180,60 @@ def test_every_draw_takes_a_generator_and_draws_by_batch_or_by_sample(name, per_
     assert (len(first.share.unique()) > 1) == per_sample
     assert first.mask.shape == (5 if per_sample else 1, 64, 64)
     assert first.share.shape == (5,)
+
+
+WORDS = {  # of each public name, the arguments that users write, in their order
+    "TLAlign": "model layers residual drop_path_aware",
+    "TransMix": "model",
+    "Area": "grid",
+    "Supervision": "net source mixer follower smoothing dense_weight participation num_classes",
+    "TokenClassifier": "model",
+    "TokenLabelLoss": "dense_weight",
+    "TrainTransform": "size",
+    "EvalTransform": "size",
+    "PictureDataset": "pictures transform labels",
+    "MixPlan": "partner mask place",
+    "MixPlan.from_box": "partner box image_size",
+    "MixPlan.token_share": "grid",
+    "MixPlan.then": "other",
+    "MixPlan.to": "device",
+    "LabelMap": "ids scores tail",
+    "LabelStore.open": "path",
+    "LabelStore.read": "keys",
+    "TokenTargets.mix": "plan",
+    "TokenTargets.dense": "num_classes",
+    "annotate": "model pictures out",
+    "draw_cutmix": "batch image_size alpha patch_size per_sample generator",
+    "draw_mixup": "batch image_size alpha per_sample generator",
+    "draw_random_mix": "batch image_size alpha patch_size per_sample generator",
+    "draw_block_mix": "batch image_size alpha patch_size per_sample generator",
+    "draw_mixtoken": "batch image_size alpha patch_size per_sample generator",
+    "mix_images": "images plan",
+    "mix_embeddings": "model plan",
+    "smooth_one_hot": "labels num_classes smoothing",
+    "blend_targets": "targets partner partner_share",
+    "blend_ground_truth": "class_targets labels rule",
+    "soft_cross_entropy": "logits targets",
+    "sample_token_labels": "maps matrix grid num_classes smoothing tail axes",
+    "sample_token_targets": "maps matrix grid num_classes",
+    "load_weights": "model path",
+    "show": "value",
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_words_that_users_write_stay(name):
+    holder = at
+    for part in name.split("."):
+        holder = getattr(holder, part)
+    wanted = WORDS[name].split()
+    given = [word for word in inspect.signature(holder).parameters if word != "self"]
+    assert [word for word in given if word in wanted] == wanted
+    assert given[:1] == wanted[:1]
+
+
+@pytest.mark.parametrize("name", sorted(set(at.__all__) - {"__version__"}))
+def test_every_public_name_says_what_it_is(name):
+    said = inspect.getdoc(getattr(at, name)) or ""
+    assert len(said) > 25
+    assert not said.startswith(f"{name}("), "the signature that dataclasses and records write is no docstring"

@@ -63,7 +63,8 @@ def test_the_published_way_gives_the_same_targets_loss_and_gradients(kind):
         torch.testing.assert_close(parameter.grad, ours.grad, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["class token", pytest.param("swin", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["class token", "swin"])
 def test_the_published_way_is_the_same_when_compiled(kind):
     torch._dynamo.reset()
     (loss, target, _), _ = both(kind)

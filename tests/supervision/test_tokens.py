@@ -233,7 +233,13 @@ def test_participation_draws_from_the_steps_generator(net):
     assert first == step(batch_of(), seeded(1))[1].loss_token.item()
 
 
-@pytest.mark.parametrize(("mixer", "follower"), [("cutmix", "tl_align"), ("mixtoken", "area")])
+@pytest.mark.parametrize(
+    ("mixer", "follower"),
+    [
+        ("mixtoken", "tl_align"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("cutmix", "tl_align"), ("mixtoken", "area"))),
+    ],
+)
 def test_compiled_is_eager(mixer, follower):
     step = at.Supervision(sharpen(at.TokenClassifier(vit())), "tokens", mixer, follower, smoothing=0.1)
     compiled = torch.compile(step, backend="aot_eager")
