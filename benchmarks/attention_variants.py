@@ -1,6 +1,6 @@
 """Ways to carry a share through attention, forward alone, beside PyTorch's attention: what was kept and what lost.
 
-    python -m benchmarks.attention_variants benchmarks/attention_variants.csv       (needs CUDA)
+    python -m benchmarks.attention_variants benchmarks/history/attention_variants.csv       (needs CUDA)
 
 Shapes: B batch, H heads, T tokens, D channels of a head.
 
