@@ -11,16 +11,21 @@ from benchmarks.quickstart import RECIPES, SEEDS, expected, read_rows, settings,
 
 from alltokens.engine import experiment
 from alltokens.engine.experiment import COMPARISON
-from alltokens.engine.recipes import load_recipe
+from alltokens.engine.recipes import load_recipe, overlay
 from alltokens.engine.runs import train
 
 NOT_MEASURED = "not measured yet with five seeds: python benchmarks/quickstart.py does it"
 
 
 def test_the_first_model_of_the_quickstart_learns_more_than_forty_percent_of_ten_classes(tmp_path):
-    config = load_recipe("quickstart_annotator")
-    short = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=3))
-    result = train(short, run_dir=tmp_path / "run", quiet=True)
+    """In a third of its epochs and without mixing, which is what there is time for here."""
+    short = {
+        "data": {"train_pictures": 5000},
+        "supervision": {"mixer": {"name": "none"}},
+        "schedule": {"warmup_epochs": 0.5},
+        "train": {"epochs": 2, "batch_size": 32},
+    }
+    result = train(overlay(load_recipe("quickstart_annotator"), short, "here"), run_dir=tmp_path / "run", quiet=True)
     assert result.scores is not None
     assert result.scores.pictures == 1000
     assert result.scores.top1 >= 40
