@@ -26,6 +26,8 @@ def filled(page: str) -> str:
 
 
 def table(figures: dict[str, Any] | None = None) -> str:
+    if figures is None and not FIGURES.exists():
+        return "\nNo figures yet: `make faults` makes them.\n\n"
     said = json.loads(FIGURES.read_text(encoding="utf-8")) if figures is None else figures
     rows = "".join(f"| {what} | {count:,} |\n" for what, count in said["tried"].items())
     return (
