@@ -8,6 +8,7 @@ import pytest
 
 from alltokens.engine import feeding, runs
 from alltokens.engine.runtime import start_runtime
+from alltokens.errors import UserError
 from alltokens.study import training
 from alltokens.study.plan import load_study
 from alltokens.study.queue import Queue
@@ -108,6 +109,25 @@ def test_a_failed_run_is_kept_shown_and_tried_again(study, tmp_path, monkeypatch
     ending, rows, _ = run(study, tmp_path, seeds=1)
     assert (ending.done, ending.there) == (1, 1)
     assert chosen(rows, study.settings("tl_align"))[0].status == "done"
+
+
+@pytest.mark.parametrize(
+    ("settings", "masks", "limits", "words"),
+    [
+        ({"data": {"root": None}}, "scenes", {}, "where are the pictures"),
+        ({"data": {"root": "/nowhere"}}, "scenes", {}, "no pictures at /nowhere"),
+        ({}, "/nowhere.tar", {}, "no masks at /nowhere.tar"),
+        ({}, None, {}, "--masks PATH"),
+        ({}, "scenes", {"minutes": 0}, "minutes must be above 0"),
+        ({}, "scenes", {"seeds": 0}, "seeds must be at least 1"),
+        ({}, "scenes", {"side_by_side": 0}, "side by side must be at least 1"),
+        ({}, "scenes", {"arms": ("aera",)}, "Did you mean 'area'"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(study, tmp_path, settings, masks, limits, words):
+    with pytest.raises(UserError, match=words):
+        run_studies([load_study(study.file, settings)], tmp_path / "r.csv", Limits(**limits), masks=masks, say=str)
+    assert not (tmp_path / "r.csv").exists()
 
 
 def test_rows_of_other_settings_do_not_count(study, tmp_path):

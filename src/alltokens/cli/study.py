@@ -24,6 +24,7 @@ WHATS = {"run": "train what is missing, one row in results.csv for each run", "s
 @dataclass(frozen=True)
 class RunCommand(RunConfig):
     about: Annotated[RecipeCard, Hidden] = field(default_factory=RecipeCard)
+    compare: Annotated[str | None, Hidden] = None
     files: Annotated[Positional[tuple[str, ...]], shown_as("FILE ...")] = ()
     """Studies, the most important first."""
     minutes: float | None = None

@@ -189,6 +189,8 @@ def parse_stores(words: Sequence[str], studies: Sequence[Study]) -> dict[str, st
             raise UserError(
                 f"--store wants NAME=PATH, got {word!r}; known stores: {', '.join(sorted(known)) or 'none'}"
             )
+        if not known:
+            raise UserError(f"--store {word}: no arm of these studies reads a label store")
         if name not in known:
             raise unknown("label store", name, known)
         found[name] = path

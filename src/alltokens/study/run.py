@@ -17,6 +17,7 @@ from typing import Any
 from alltokens.engine.config import TrainConfig
 from alltokens.engine.progress import duration
 from alltokens.errors import UserError, unknown
+from alltokens.labels.store import LabelStore
 from alltokens.study.plan import Study
 from alltokens.study.queue import Queue
 from alltokens.study.results import Result, append_result, chosen, read_results
@@ -76,9 +77,10 @@ def jobs_of(
     jobs: dict[tuple[str, int], Job] = {}
     there = 0
     for study in studies:
-        if study.plan.truth and masks is None:
+        missing = pending(study, rows, limits)
+        if study.plan.truth and masks is None and any(missing.values()):
             raise UserError(f"{study.file} measures token predictions: say where the masks are with --masks PATH")
-        for arm, seeds in pending(study, rows, limits).items():
+        for arm, seeds in missing.items():
             settings, store = study.settings(arm), study.arms[arm].data.labels
             there += (study.plan.seeds if limits.seeds is None else limits.seeds) - len(seeds)
             if seeds and store is not None and store not in stores:
@@ -117,9 +119,12 @@ def run_studies(
         raise UserError(f"side by side must be at least 1, got {limits.side_by_side}")
     if limits.minutes is not None and limits.minutes <= 0:
         raise UserError(f"minutes must be above 0, got {limits.minutes:g}")
+    if limits.seeds is not None and limits.seeds < 1:
+        raise UserError(f"seeds must be at least 1, got {limits.seeds}")
     started = time.monotonic()
     deadline = None if limits.minutes is None else started + 60 * limits.minutes
     jobs, there = jobs_of(studies, read_results(results), limits, stores=stores or {}, runs_dir=runs_dir, masks=masks)
+    _check_places(jobs)
     ending = Ending(there=there, left=len(jobs))
     at_once = min(limits.side_by_side, len(jobs))
     say(f"{len(jobs)} runs to train, {there} are there; {at_once} side by side, rows into {results}")
@@ -148,6 +153,20 @@ def run_studies(
 
         side_by_side(queue, at_once, finished, deadline, GRACE)
     return ending
+
+
+def _check_places(jobs: Sequence[Job]) -> None:
+    """What the runs read is there: said once and before, not by every run and after it."""
+    for root in {job.config.data.root for job in jobs if job.config.data.train is None}:
+        if root is None:
+            raise UserError("where are the pictures? Say --data DIR")
+        if root != "scenes" and not root.startswith("hfds:") and not Path(root).expanduser().exists():
+            raise UserError(f"there are no pictures at {root}")
+    for path in {job.config.data.labels for job in jobs if job.config.data.labels is not None}:
+        LabelStore.open(path)
+    for masks in {job.masks for job in jobs if job.masks is not None}:
+        if masks != "scenes" and not Path(masks).exists():
+            raise UserError(f"there are no masks at {masks}; --masks takes a folder or tar of trimaps, or scenes")
 
 
 def _one_after_the_other(queue: Queue, finished: Callable[[Job, Result], None]) -> None:
