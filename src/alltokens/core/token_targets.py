@@ -97,7 +97,8 @@ class TokenTargets(NamedTuple):
         own = followed.common
         if own is not None:
             means, of_means = torch.cat([own.labels, means], 1), torch.cat([own.share, of_means], -1)
-        return followed._replace(common=Common(means, of_means))
+        # Not _replace, which torch 2.11 compiles into something that it cannot give out.
+        return TokenTargets(*followed[:5], Common(means, of_means))
 
     def _check(self, plan: MixPlan) -> None:
         if len(plan.partner) != len(self.ids):
