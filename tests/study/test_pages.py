@@ -107,7 +107,7 @@ def test_a_bench_becomes_a_table_with_quartiles():
     assert docs.bench_table(rows) == [
         "| arm | step ms | pictures per second |",
         "| --- | ---: | ---: |",
-        "| ours | 12.3 (12.1 to 12.6) | 23,457 |",
+        "| ours | 12.35 (12.1 to 12.6) | 23,457 |",
     ]
 
 
