@@ -74,7 +74,7 @@ def test_the_command_measures_three_arms_and_writes_them(tmp_path, capsys, monke
     text = tmp_path / "out.json"
     assert main(["bench", "token_labels", "--rounds", "2", "--device", "cpu", "--json", str(text)]) == 0
     shown, errors = capsys.readouterr()
-    assert errors == ""
+    assert errors.startswith("lvvit_t, eager: warming up")  # progress, now and then
     lines = [line for line in shown.splitlines() if line.startswith("lvvit_t ")]
     assert ["1.06" in line.split() for line in lines] == [False, True, False], "the limit stands beside our arm"
     assert "products of the dense head alone" in shown

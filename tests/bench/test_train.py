@@ -34,7 +34,7 @@ def test_each_model_is_set_beside_the_matrix_product(tiny_model, tmp_path, capsy
     words = ["bench", "train", "--rounds", "2", "--batch", "3", "--device", "cpu"]
     assert main([*words, "--csv", str(table), "--json", str(text)]) == 0
     shown, errors = capsys.readouterr()
-    assert errors == ""
+    assert "large matrix product" in errors  # progress, now and then
     (row,) = [TrainRow(**row) for row in json.loads(text.read_text())]
     assert (row.bench, row.model, row.batch, row.mode) == ("train", "deit_tiny_patch16_224", 3, "eager")
     assert row.gmacs == pytest.approx(cost.model_cost(timm.create_model("x")).gmacs)

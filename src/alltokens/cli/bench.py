@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -18,16 +21,19 @@ if TYPE_CHECKING:
     from alltokens.bench.results import Row
 
 PROGRAM = "alltokens bench"
+QUIET = 10.0  # seconds between two lines of progress that go into a file
 
 
 @dataclass(frozen=True)
-class TLAlignCommand:
+class StepsCommand:
+    """Of every bench whose arms are training steps."""
+
     models: tuple[str, ...] = ()
-    """timm models that TL-Align can follow; the default is those of our stated limits (on a CPU: DeiT-Tiny)."""
+    """timm models; the default is those that we state something of, fewer and smaller ones on a CPU."""
     batch: int | None = None
     """Pictures in a step; the default goes with the model and the device."""
     rounds: int | None = None
-    """How often every arm is timed, in turn: the default is 20 (on a CPU what a minute gives, at least 5)."""
+    """How often every arm is timed, in turn: the default is 12 to 20 (on a CPU what a minute gives, at least 5)."""
     eager: Switch = False
     """Measure without torch.compile only."""
     compile: Switch = False
@@ -40,114 +46,41 @@ class TLAlignCommand:
 
 
 def tl_align(words: Sequence[str]) -> int:
-    program = f"{PROGRAM} tl_align"
-    if asks_for_help(words):
-        show_help(TLAlignCommand(), program, "What it costs that the mixed label follows the tokens.")
-        return 0
-    command = read(TLAlignCommand(), words, program)
-    modes = [mode for mode, asked in (("eager", command.eager), ("compiled", command.compile)) if asked]
+    from alltokens.bench.tl_align import bench_tl_align
 
-    def rows(progress: Callable[[str], None]) -> Sequence[Row]:
-        from alltokens.bench.tl_align import bench_tl_align
-
-        return bench_tl_align(
-            command.models,
-            batch=command.batch,
-            rounds=command.rounds,
-            modes=modes or None,
-            device=_device(command.device),
-            progress=progress,
-        )
-
-    return _measure(rows, command.csv, command.json)
-
-
-@dataclass(frozen=True)
-class TokenLabelsCommand:
-    models: tuple[str, ...] = ()
-    """timm models that cut pictures into patches; the default is LV-ViT-S (on a CPU: LV-ViT-T)."""
-    batch: int | None = None
-    """Pictures in a step; the default goes with the model and the device."""
-    rounds: int | None = None
-    """How often every arm is timed, in turn: the default is 20 (on a CPU what a minute gives, at least 5)."""
-    eager: Switch = False
-    """Measure without torch.compile only."""
-    compile: Switch = False
-    """Measure with torch.compile only; the default is both on a GPU, eager on a CPU."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    csv: Annotated[str | None, shown_as("FILE")] = None
-    """Append the rows to this file."""
-    json: Annotated[str | None, shown_as("FILE")] = None
-    """Write the rows to this file."""
+    _steps("tl_align", "What it costs that the mixed label follows the tokens.", bench_tl_align, words)
+    return 0
 
 
 def token_labels(words: Sequence[str]) -> int:
-    program = f"{PROGRAM} token_labels"
-    if asks_for_help(words):
-        show_help(TokenLabelsCommand(), program, "What it costs to train every token with its own label.")
-        return 0
-    command = read(TokenLabelsCommand(), words, program)
-    modes = [mode for mode, asked in (("eager", command.eager), ("compiled", command.compile)) if asked]
+    from alltokens.bench.token_labels import bench_token_labels, floor
 
-    def rows(progress: Callable[[str], None]) -> Sequence[Row]:
-        from alltokens.bench.token_labels import bench_token_labels
-
-        return bench_token_labels(
-            command.models,
-            batch=command.batch,
-            rounds=command.rounds,
-            modes=modes or None,
-            device=_device(command.device),
-            progress=progress,
-        )
-
-    measured: list[str] = []
-
-    def named(progress: Callable[[str], None]) -> Sequence[Row]:
-        found = rows(progress)
-        measured.extend(dict.fromkeys(row.model for row in found))
-        return found
-
-    code = _measure(named, command.csv, command.json)
-    from alltokens.bench.token_labels import floor
-
-    for name in measured:
+    rows = _steps("token_labels", "What it costs to train every token with its own label.", bench_token_labels, words)
+    for name in dict.fromkeys(row.model for row in rows):
         print(f"\n{name}: the products of the dense head alone, at the network's own speed, make x{floor(name):.3f}")
-    return code
-
-
-@dataclass(frozen=True)
-class TrainCommand:
-    models: tuple[str, ...] = ()
-    """timm models; the default is a handful of common ones (on a CPU: DeiT-Tiny)."""
-    batch: int | None = None
-    """Pictures in a step; the default goes with the model and the device."""
-    rounds: int | None = None
-    """How often eager and compiled are timed, in turn: the default is 12 (on a CPU what a minute gives)."""
-    eager: Switch = False
-    """Measure without torch.compile only."""
-    compile: Switch = False
-    """Measure with torch.compile only; the default is both on a GPU, eager on a CPU."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    csv: Annotated[str | None, shown_as("FILE")] = None
-    """Append the rows to this file."""
-    json: Annotated[str | None, shown_as("FILE")] = None
-    """Write the rows to this file."""
+    return 0
 
 
 def train(words: Sequence[str]) -> int:
-    program = f"{PROGRAM} train"
-    if asks_for_help(words):
-        show_help(TrainCommand(), program, "How fast models train here, and how much of the device that uses.")
-        return 0
-    command = read(TrainCommand(), words, program)
-    modes = [mode for mode, asked in (("eager", command.eager), ("compiled", command.compile)) if asked]
     from alltokens.bench.results import TrainRow
+    from alltokens.bench.train import bench_train
+
+    _steps("train", "How fast models train here, and how much of the device that uses.", bench_train, words, TrainRow)
+    return 0
+
+
+def _steps(
+    name: str, meaning: str, bench: Callable[..., Sequence[Row]], words: Sequence[str], kind: type[Row] | None = None
+) -> Sequence[Row]:
+    program = f"{PROGRAM} {name}"
+    if asks_for_help(words):
+        show_help(StepsCommand(), program, meaning)
+        return ()
+    command = read(StepsCommand(), words, program)
+    modes = [mode for mode, asked in (("eager", command.eager), ("compiled", command.compile)) if asked]
 
     def rows(progress: Callable[[str], None]) -> Sequence[Row]:
-        from alltokens.bench.train import bench_train
-
-        return bench_train(
+        return bench(
             command.models,
             batch=command.batch,
             rounds=command.rounds,
@@ -156,7 +89,7 @@ def train(words: Sequence[str]) -> int:
             progress=progress,
         )
 
-    return _measure(rows, command.csv, command.json, TrainRow)
+    return _measure(rows, command.csv, command.json, kind)
 
 
 @dataclass(frozen=True)
@@ -193,7 +126,8 @@ def data(words: Sequence[str]) -> int:
             progress=progress,
         )
 
-    return _measure(rows, command.csv, command.json)
+    _measure(rows, command.csv, command.json)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -223,7 +157,8 @@ def labels(words: Sequence[str]) -> int:
 
         return bench_labels(pictures=command.pictures, batch=command.batch, rounds=command.rounds, progress=progress)
 
-    return _measure(rows, command.csv, command.json, LabelRow)
+    _measure(rows, command.csv, command.json, LabelRow)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -274,7 +209,8 @@ def annotate(words: Sequence[str]) -> int:
             progress=progress,
         )
 
-    return _measure(rows, command.csv, command.json)
+    _measure(rows, command.csv, command.json)
+    return 0
 
 
 def _measure(
@@ -282,7 +218,7 @@ def _measure(
     csv: str | None,
     json: str | None,
     kind: type[Row] | None = None,
-) -> int:
+) -> Sequence[Row]:
     """Run a bench, show its rows, and write the files that were asked for."""
     from alltokens.bench.results import Row, append_csv, check_file, show, write_json
 
@@ -293,13 +229,26 @@ def _measure(
         with console.status("starting") as status:
             rows = bench(lambda text: status.update(text))
     else:
-        rows = bench(lambda text: None)
+        rows = bench(_now_and_then())
     show(rows)
     if csv is not None:
         append_csv(rows, csv)
     if json is not None:
         write_json(rows, json)
-    return 0
+    return rows
+
+
+def _now_and_then() -> Callable[[str], None]:
+    """Progress where no line can be rewritten: one every QUIET seconds at the most."""
+    last = -math.inf
+
+    def note(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= QUIET:
+            last = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    return note
 
 
 def _device(name: str) -> torch.device:
