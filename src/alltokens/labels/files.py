@@ -13,6 +13,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -160,15 +161,16 @@ def write_aside(path: Path, blocks: Iterable[bytes | np.ndarray], digest: bool =
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself
+        finally:
+            os.close(folder)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     finally:
-        aside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
+        with suppress(OSError):  # what went wrong is said above
+            aside.unlink(missing_ok=True)
 
 
 def _mapped(path: Path, kind: int) -> tuple[np.ndarray, tuple[int, int, int, float]]:
