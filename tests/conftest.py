@@ -1,6 +1,7 @@
 """Every test runs on one thread, in the repository's root, with a cache folder of its own."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,13 @@ def _apart(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _in_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_compiled():
+    """Or what one test compiled counts towards the limit, and slows the guards, of all that follow."""
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.utils.counters["frames"]:
+        dynamo.reset()
+        dynamo.utils.counters.clear()

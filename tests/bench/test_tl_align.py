@@ -66,7 +66,6 @@ def test_the_published_way_gives_the_same_targets_loss_and_gradients(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["class token", "swin"])
 def test_the_published_way_is_the_same_when_compiled(kind):
-    torch._dynamo.reset()
     (loss, target, _), _ = both(kind)
     (compiled_loss, compiled_target, _), _ = both(kind, lambda module: torch.compile(module, backend="aot_eager"))
     torch.testing.assert_close(compiled_target, target, atol=1e-6, rtol=0)

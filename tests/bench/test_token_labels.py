@@ -52,7 +52,6 @@ def test_the_published_way_gives_the_same_loss_and_gradients(kind):
 
 @pytest.mark.slow
 def test_both_ways_are_the_same_when_compiled():
-    torch._dynamo.reset()
     (loss, _), (our_loss, _) = both("lvvit_t", lambda module: torch.compile(module, backend="aot_eager"))
     torch.testing.assert_close(loss, our_loss, atol=1e-5, rtol=1e-5)
 

@@ -84,7 +84,6 @@ def test_compiled_is_eager_in_one_graph_with_and_without_checkpointing(name, che
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(shares[1], shares[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-3, rtol=1e-3)
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow
@@ -101,7 +100,6 @@ def test_inductor_gives_the_same_shares_and_gradients(checkpointing, batch):
         logits.square().sum().backward()
         results.append((aligner.share, model.cls_token.grad.clone()))
     torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
-    torch._dynamo.reset()
 
 
 def test_a_compiled_model_follows_another_plan_without_compiling_again(batch):
@@ -115,7 +113,6 @@ def test_a_compiled_model_follows_another_plan_without_compiling_again(batch):
     with torch.compiler.set_stance("fail_on_recompile"), aligner.follow(other):
         compiled(images)
     torch.testing.assert_close(aligner.share, other.share)
-    torch._dynamo.reset()
 
 
 def test_checkpointing_changes_neither_shares_nor_gradients(batch):

@@ -153,7 +153,6 @@ def test_unknown_words_are_refused_with_the_nearest(net, options, message):
 @pytest.mark.parametrize("mixer", ["cutmix", "mixtoken"])
 def test_the_compiled_step_is_one_graph(net, mixer, follower):
     """All but the drawing of the plan; a broken graph would be several times slower, and nothing would say so."""
-    torch._dynamo.reset()  # or the compilations of other tests count towards its limit
     ran = []
 
     def counting(graph, examples):
