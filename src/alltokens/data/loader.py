@@ -9,7 +9,7 @@ workers nor an interruption changes a batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -120,7 +120,7 @@ class CachedPictures:
     pictures: Tensor  # (N, 3, S, S) uint8, on the device
     sizes: Tensor  # (N, 2) int64, height and width before squashing; on the CPU, where crops are drawn
     labels: Tensor  # (N,) int64, on the device; -1 where a picture could not be read
-    keys: Sequence[str]
+    keys: list[str]
     class_names: tuple[str, ...]
     trouble: tuple[str, ...]  # a line for each picture that could not be read
 

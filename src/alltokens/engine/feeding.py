@@ -15,9 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alltokens.data.datasets import PictureDataset, Sample
+from alltokens.data.datasets import OnBadPicture, PictureDataset, Sample
 from alltokens.data.device_augment import DeviceAugment
-from alltokens.data.loader import cache_pictures, default_workers, device_batches, evaluation_loader, training_loader
+from alltokens.data.loader import (
+    CachedPictures,
+    cache_pictures,
+    default_workers,
+    device_batches,
+    evaluation_loader,
+    training_loader,
+)
 from alltokens.data.picture_source import PictureSource, some_of, usable, with_class_names
 from alltokens.data.pictures import UnreadablePicture
 from alltokens.data.sampler import EpochSampler, evaluation_indices
@@ -243,19 +250,19 @@ def _cached(
         size = data.cache_size or data.image_size  # they are drawn at that size
     workers = _workers(data) if (data.train or data.root) != "scenes" else 0
     same = (data.root, data.train, data.val, data.train_pictures, data.val_pictures, data.image_size, size, skip)
-    cache = _kept_on(
-        device,
-        shelf,
-        ("pictures", same),
-        lambda: cache_pictures(
-            sources["train"],
-            size,
-            device,
-            workers=workers,
-            max_pixels=data.max_pixels,
-            on_bad_picture="skip" if skip else "error",
-        ),
-    )
+    bad: OnBadPicture = "skip" if skip else "error"
+
+    def decode() -> CachedPictures:
+        with PictureProgress("decoding", quiet=not runtime.is_main) as progress:
+            return cache_pictures(
+                *(sources["train"], size, device),
+                workers=workers,
+                max_pixels=data.max_pixels,
+                on_bad_picture=bad,
+                progress=progress,
+            )
+
+    cache = _kept_on(device, shelf, ("pictures", same), decode)
     skipped |= dict.fromkeys(cache.trouble)
     maps = None
     if labels is not None:

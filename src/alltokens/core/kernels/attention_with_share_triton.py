@@ -6,7 +6,7 @@ One program carries a block of queries of one head past all keys, as flash atten
 value it accumulates the share, in float32: one multiplication for each weight, no further byte of query or key.
 """
 
-# pyright: basic, reportCallIssue=false
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
 # ruff: noqa: N803 (constants of a kernel are written in capitals)
 
 from __future__ import annotations
