@@ -15,9 +15,10 @@ from alltokens.data.sources import open_source
 from alltokens.engine import checkpoint, runs
 from alltokens.engine.recipes import load_recipe
 from alltokens.errors import UserError
-from alltokens.labels.annotate import annotate, read_failures
+from alltokens.labels.annotate import annotate
 from alltokens.labels.formats import export_tree, import_tree
 from alltokens.labels.formats import read_file as read_label_file
+from alltokens.labels.sink import read_failures
 from alltokens.labels.store import LabelStore, verify_store
 from alltokens.models.weights import read_weights
 from tests.faults import hostile

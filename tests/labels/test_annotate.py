@@ -244,6 +244,8 @@ def test_a_finished_store_is_given_back_and_other_settings_are_refused(pictures,
         other.net.fc.bias += 1
     with pytest.raises(UserError, match="annotator_hash"):
         annotate(other, pictures, undisturbed.path, **OPTIONS)
+    with pytest.raises(UserError, match=r"label store with transform\.flip 'off', now 'averaged'\. Choose"):
+        annotate(Brittle(), pictures, undisturbed.path, **{**OPTIONS, "flip": True})
     assert files(undisturbed.path) == before
 
 

@@ -11,8 +11,10 @@ from PIL import Image
 import alltokens as at
 from alltokens.core.label_maps import LabelMap
 from alltokens.core.token_targets import TokenTargets
+from alltokens.explain.fluctuation import RATIOS
 from alltokens.models.token_output import TokenOutput
 from alltokens.report import figures
+from alltokens.report.section_parts import layer_chart
 from alltokens.report.style import COLOURS, INK, OWN, PARTNER, SHARES, grid_of, stretched, to_pixels
 
 NAMES = ("cat", "dog", "house")
@@ -111,6 +113,24 @@ def test_fluctuation_draws_one_line_for_each_method():
     np.testing.assert_allclose(axes.lines[1].get_ydata(), [0.3, 0.35, 0.4], atol=1e-6)
     assert axes.lines[1].get_xdata().tolist() == [0, 1, 2]
     assert len({line.get_linestyle() for line in axes.lines}) == 2  # lines that coincide stay visible
+
+
+def test_a_method_looks_alike_in_every_chart():
+    values = {name: [0.3, 0.4] for name in RATIOS}
+    without = {name: value for name, value in values.items() if name != "TransMix"}
+
+    def looks(ratios):
+        lines = figures.fluctuation(ratios).axes[0].lines
+        return {line.get_label(): (line.get_color(), line.get_linestyle()) for line in lines}
+
+    def series(ratios):
+        ratios = {name: torch.tensor(value) for name, value in ratios.items()}
+        return {line["name"]: line["series"] for line in layer_chart("", ratios)["lines"]}
+
+    assert looks(without).items() < looks(values).items()
+    assert list(series(values).values()) == [0, 1, 2, 3, 4]
+    assert series(without).items() < series(values).items()
+    assert series({"mine": [0.1], "area": [0.2]}) == {"mine": 0, "area": 1}
 
 
 def test_presence_is_drawn_in_powers_of_two_around_one():

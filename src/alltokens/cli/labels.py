@@ -256,6 +256,10 @@ def summary_rows(store: LabelStore, summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
+def _counted(pictures: int) -> str:
+    return "1 picture has" if pictures == 1 else f"{pictures:,} pictures have"
+
+
 def _size(store: LabelStore) -> int:
     return sum(file.bytes for file in (*store.manifest.shards, store.manifest.index))
 
@@ -265,7 +269,7 @@ def _show(store: LabelStore, summary: Summary, failed: Mapping[str, str]) -> Non
     names = what.class_names or tuple(map(str, range(what.num_classes)))
     rows = summary_rows(store, summary)
     if failed:
-        rows.append(("failed", f"{len(failed):,} pictures have no map: {store.path / FAILED_NAME} says why"))
+        rows.append(("failed", f"{_counted(len(failed))} no map: {store.path / FAILED_NAME} says why"))
     closing_table(rows)
     if summary.disagreements:
         print()

@@ -21,11 +21,12 @@ from alltokens.engine.picture_progress import PictureProgress
 from alltokens.engine.runtime import join_slurm
 from alltokens.engine.signals import StopRequest
 from alltokens.errors import Stopped, UserError, unknown
-from alltokens.labels.annotate import annotate, read_failures
+from alltokens.labels.annotate import annotate
 from alltokens.labels.class_map import AnnotatorClasses, match_classes
 from alltokens.labels.given import open_folder
 from alltokens.labels.inspect import Summary, summarise
 from alltokens.labels.manifest import MANIFEST_NAME, UNFINISHED_NAME
+from alltokens.labels.sink import read_failures
 from alltokens.labels.store import LabelStore
 
 # Processes meet at the beginning and at the end only; one may have hours of work left when another is done.

@@ -27,6 +27,8 @@ from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
 from alltokens.supervision.embedding import grid_of, mix_embeddings
 
+RATIOS = ("area", "token labeling", "TransMix", "TL-Align", "similarity")  # what `mixing_ratios` gives, in its order
+
 DrawPlan = Callable[[int, torch.Generator], MixPlan]  # (number of pictures, generator) -> a plan for them
 
 

@@ -318,6 +318,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
-
-
-__all__ = ["annotate", "read_failures"]

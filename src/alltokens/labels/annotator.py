@@ -129,7 +129,8 @@ def create_annotator(
     architecture = name.split(".", 1)[0]
     local = name.startswith("local-dir:")
     if not local and not timm.is_model(architecture):
-        raise unknown("model", name, [*NAMES, *timm.list_models()], hint="`alltokens models PATTERN` lists them.")
+        hint = "`alltokens models PATTERN` lists them; a run is named by its folder, and there is none of this name."
+        raise unknown("model", name, [*NAMES, *timm.list_models()], hint=hint)
     arguments = dict(options or {})
     described = timm.models.get_pretrained_cfg(architecture, allow_unregistered=True)
     if image_size is not None and described is not None and described.fixed_input_size and not local:

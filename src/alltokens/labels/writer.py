@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -194,12 +194,19 @@ def _begin(path: Path, description: Description, rank: int) -> IO[str]:
 
 def differences(there: Description, now: Description) -> str:
     """What two descriptions say differently; empty if nothing."""
-    changed = [
-        f"{item.name} {getattr(there, item.name)!r}, now {getattr(now, item.name)!r}"[:200]
-        for item in dataclasses.fields(Description)
-        if getattr(there, item.name) != getattr(now, item.name)
-    ]
-    return "; ".join(changed)
+    before, after = _facts(there), _facts(now)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return "; ".join(f"{name} {_short(before.get(name))}, now {_short(after.get(name))}" for name in names)
+
+
+def _facts(described: Description) -> dict[str, Any]:
+    """Every field, with those of the transform each for itself."""
+    facts = {item.name: getattr(described, item.name) for item in dataclasses.fields(Description)}
+    return facts | {f"transform.{name}": value for name, value in facts.pop("transform").items()}
+
+
+def _short(value: Any) -> str:
+    return text if len(text := repr(value)) <= 80 else f"{text[:77]}..."
 
 
 def _whole_shards(path: Path, description: Description) -> dict[str, Shard]:

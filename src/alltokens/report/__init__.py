@@ -26,9 +26,10 @@ def write_report(
     out: str | Path,
     *,
     pictures: int | None = None,
+    studies: Sequence[str | Path] = (),
     progress: Callable[[str], None] | None = None,
 ) -> ReportPage:
     """Write one HTML page about one run or several; see `report_page.write_report`."""
     from alltokens.report import report_page  # matplotlib and jinja2 take a second: not before they are needed
 
-    return report_page.write_report(runs, out, pictures=pictures, progress=progress)
+    return report_page.write_report(runs, out, pictures=pictures, studies=studies, progress=progress)

@@ -5,7 +5,7 @@ Shapes: h and w token grid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from alltokens.explain.fluctuation import RATIOS
 from alltokens.report.style import (
     COLOURS,
     FAINT,
@@ -33,7 +34,7 @@ def fluctuation(ratios: Mapping[str, Sequence[float] | Tensor], title: str = "")
     """The partner's share of what is classified, from the input (0) to the last layer: one line for each method."""
     figure = new_drawing(5.2, 3.0)
     axes = new_chart(figure, title, "layer", "partner's share")
-    for index, (name, values) in enumerate(ratios.items()):
+    for index, (name, values) in zip(series_of(ratios), ratios.items(), strict=True):
         line = torch.as_tensor(values).detach().cpu().numpy()
         # Lines that coincide stay visible: each later one is thinner, and dashed in its own way.
         style = ("-", (0, (5, 2)), (0, (1, 1.5)), "-.", (0, (3, 1, 1, 1, 1, 1)))[index % 5]
@@ -48,6 +49,12 @@ def fluctuation(ratios: Mapping[str, Sequence[float] | Tensor], title: str = "")
     axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False, labelcolor=INK)
     return figure
+
+
+def series_of(names: Iterable[str]) -> list[int]:
+    """Which colour and stroke each line has: a method keeps its own, whichever methods a model lacks."""
+    named = list(names)
+    return [RATIOS.index(name) for name in named] if set(named) <= set(RATIOS) else list(range(len(named)))
 
 
 def presence(values: Sequence[Tensor], *, columns: int = 6, title: str = "") -> Drawing:

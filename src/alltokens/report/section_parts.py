@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 from torch import Tensor
 
+from alltokens.report.charts import series_of
 from alltokens.report.html import render
 from alltokens.report.run_pictures import Judgement, Mixes, Overlay
 from alltokens.report.runs import Group, Line
@@ -55,10 +56,10 @@ def chart(title: str, x: str, lines: Iterable[tuple[str, Line | None]], unit: st
 
 def layer_chart(title: str, ratios: Mapping[str, Tensor]) -> Any:
     """The partner's share of what is classified, layer by layer (L + 1,), a line for each method; nan is left out."""
-    lines: list[tuple[str, Line]] = []
-    for name, ratio in ratios.items():
+    lines: list[tuple[str, Line | None]] = [("", None)] * (1 + max(series_of(ratios), default=0))
+    for at, (name, ratio) in zip(series_of(ratios), ratios.items(), strict=True):
         known = [(float(layer), 100 * float(value)) for layer, value in enumerate(ratio) if math.isfinite(float(value))]
-        lines.append((name, Line([x for x, _ in known], [round(y, 3) for _, y in known], None, 1)))
+        lines[at] = name, Line([x for x, _ in known], [round(y, 3) for _, y in known], None, 1)
     return chart(title, "layer", lines, " %", limits=[0, 100], whole=True, apart=True)
 
 
