@@ -139,6 +139,38 @@ def test_rows_of_other_settings_do_not_count(study, tmp_path):
     assert arm.rows[0].study == "other"  # the same run, whatever study it was made for
 
 
+def test_a_row_that_was_cut_off_is_no_row_and_the_next_one_takes_its_place(tmp_path):
+    file, row = tmp_path / "results.csv", Result("s", "a, b", 0, "done", top1=50.0)
+    append_result(file, row)
+    one = file.read_bytes()
+    append_result(file, replace(row, seed=1))
+    two = file.read_bytes()
+    for size in range(len(two) + 1):  # killed after so many bytes
+        file.write_bytes(two[:size])
+        found = [other.seed for other in read_results(file)]
+        assert found == [0][: size >= len(one) - 1] + [1][: size >= len(two) - 1]
+        append_result(file, replace(row, seed=2))
+        assert [other.seed for other in read_results(file)] == [*found, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: b"\xff\xfe" + data, "is no file of results"),
+        (lambda data: data.replace(b"arm", b"leg", 1), "has other columns"),
+        (lambda data: data.replace(b"50", b"5O"), "line 2: top1 is '5O', which is no number"),
+        (lambda data: data + b"s,a,1\n", r"line 3: 3 values instead of"),
+        (lambda data: data + b'"s\n', "is no file of results"),
+    ],
+)
+def test_a_file_of_results_that_is_none_is_refused(change, words, tmp_path):
+    file = tmp_path / "results.csv"
+    append_result(file, Result("s", "a", 0, "done", top1=50.0))
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(UserError, match=words):
+        read_results(file)
+
+
 def test_arms_grow_evenly_and_a_process_stays_with_its_arm(tmp_path):
     config = tiny_config()
     jobs = [Job("s", arm, seed, arm, config, tmp_path) for arm in "ab" for seed in range(8)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import io
 import typing
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
@@ -57,14 +58,16 @@ def results_file(study_file: Path, out: str | Path | None = None) -> Path:
 
 
 def read_results(file: Path) -> list[Result]:
-    """All rows, in order; none if the file is not there."""
+    """All rows, in order; none if the file is not there. A last line that was cut off is no row."""
     if not file.is_file():
         return []
-    with file.open(encoding="utf-8", newline="") as opened:
-        reader = csv.DictReader(opened)
-        if tuple(reader.fieldnames or COLUMNS) != COLUMNS:
-            raise UserError(f"{file} has other columns than a study's results; move it away, or give another --out")
-        return [_result(row, f"{file}, line {reader.line_num}") for row in reader]
+    try:
+        lines = list(csv.reader(io.StringIO(_whole(file.read_bytes()).decode(), newline=""), strict=True))
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{file} is no file of results: {error}; move it away, or give another --out") from None
+    if lines and tuple(lines[0]) != COLUMNS:
+        raise UserError(f"{file} has other columns than a study's results; move it away, or give another --out")
+    return [_result(line, f"{file}, line {number}") for number, line in enumerate(lines[1:], 2)]
 
 
 def append_result(file: Path, result: Result) -> None:
@@ -98,11 +101,29 @@ def stale(rows: Sequence[Result], study: str, arm: str, settings: str) -> int:
 
 @contextmanager
 def _locked(file: Path) -> typing.Iterator[typing.TextIO]:
-    with file.open("a", encoding="utf-8", newline="") as opened:
-        fcntl.lockf(opened, fcntl.LOCK_EX)  # goes with the file's closing
-        opened.seek(0, 2)
-        yield opened
-        opened.flush()
+    """Open for appending, for this process alone; a line that another was writing when it was killed is cut off."""
+    with file.open("a+b") as raw:
+        fcntl.lockf(raw, fcntl.LOCK_EX)  # goes with the file's closing
+        raw.seek(0)
+        whole = _whole(raw.read())
+        raw.truncate(len(whole))
+        raw.write(b"" if whole.endswith(b"\n") or not whole else b"\n")
+        with io.TextIOWrapper(raw, encoding="utf-8", newline="") as opened:
+            opened.seek(0, 2)
+            yield opened
+
+
+def _whole(content: bytes) -> bytes:
+    """Without a last line that was cut off: it has no end, and not all values."""
+    end = content.rfind(b"\n") + 1
+    if not end:
+        header = ",".join(COLUMNS).encode()
+        return b"" if content != header and header.startswith(content) else content
+    try:
+        last = next(csv.reader([content[end:].decode()], strict=True), [])
+    except (ValueError, csv.Error):
+        last = []
+    return content if len(last) == len(COLUMNS) else content[:end]
 
 
 def _written(value: Any) -> Any:
@@ -111,9 +132,11 @@ def _written(value: Any) -> Any:
     return " ".join(str(value).split()) if isinstance(value, str) else value
 
 
-def _result(row: dict[str, str], where: str) -> Result:
+def _result(line: Sequence[str], where: str) -> Result:
+    if len(line) != len(COLUMNS):
+        raise UserError(f"{where}: {len(line)} values instead of {len(COLUMNS)}; mend or remove the line")
     values: dict[str, Any] = {}
-    for name, text in row.items():
+    for name, text in zip(COLUMNS, line, strict=True):
         kind = next(option for option in (*typing.get_args(_KINDS[name]), _KINDS[name]) if option in (int, float, str))
         try:
             values[name] = None if text == "" and kind is not str else kind(text)
