@@ -25,6 +25,7 @@ from timm.models.vision_transformer import (
 
 import alltokens as at
 from alltokens.follow.tl_align import TLAlign
+from alltokens.models.lvvit import LVViT
 from alltokens.models.pvt import PyramidVisionTransformer
 from tests.follow import oracle
 
@@ -66,6 +67,7 @@ CASES = {
     "vit_res_post": (partial(VIT, img_size=32, block_fn=ResPostBlock), (32, 32), oracle.vit),
     "vit_parallel_scaling": (partial(VIT, img_size=32, block_fn=ParallelScalingBlock), (32, 32), oracle.vit),
     "vit_parallel_things": (partial(VIT, img_size=32, block_fn=ParallelThingsBlock), (32, 32), oracle.vit),
+    "lvvit": (partial(LVViT, img_size=32, stem_channels=8, **PLAIN), (32, 32), oracle.vit),
     "eva": (partial(EVA, img_size=32, global_pool="token"), (32, 32), oracle.vit),
     "eva02": (
         partial(EVA, img_size=32, use_rot_pos_emb=True, qkv_fused=False, swiglu_mlp=True, scale_mlp=True),

@@ -40,7 +40,10 @@ def test_following_changes_the_output_in_its_last_digit_at_most(name):
         torch.testing.assert_close(model(images), expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["vit", "vit_registers", "vit_parallel_things", "eva02", "cait", "swin", "pvt_v2"])
+@pytest.mark.parametrize(
+    "name",
+    ["vit", "vit_registers", "vit_parallel_things", "vit_map", "vit_prr", "eva02", "cait", "swin", "pvt_v2"],
+)
 def test_fused_and_unfused_attention_give_the_same_shares(name):
     build, size, _ = CASES[name]
     model, (images, plan) = sharp(build, torch.float32), mixed_batch(size, torch.float32)

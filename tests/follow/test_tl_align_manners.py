@@ -167,3 +167,11 @@ def test_support_is_known_by_model_class_and_name():
     assert {"deit_tiny_patch16_224", "pvt_tiny", "swinv2_tiny_window8_256"} <= set(supported_models())
     with pytest.raises(at.UserError, match="deit_tiny"):
         follower_support("deit_tiny_patch16_22")
+
+
+@pytest.mark.slow
+def test_every_model_that_is_listed_can_be_followed():
+    for name in supported_models():
+        with torch.device("meta"):
+            model = timm.create_model(name)
+        assert "tl_align" in follower_support(model), name

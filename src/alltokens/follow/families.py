@@ -48,7 +48,7 @@ FAMILIES = (
         VisionTransformer,
         vit.route,
         ("vision_transformer", "deit", "vision_transformer_hybrid", "lvvit"),
-        ("vit_dlittle*", "vit_dpwee*"),
+        ("vit_dlittle*", "vit_dpwee*", "vit_dwee*"),
     ),
     Family("EVA", Eva, eva.route, ("eva",)),
     Family("CaiT", Cait, cait.route, ("cait",)),

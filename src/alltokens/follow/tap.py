@@ -9,6 +9,7 @@ Otherwise the tap decides, in one of four ways:
 - AttentionTap runs the class's own forward code over globals in which `scaled_dot_product_attention` is the tap's
   method. So the tap sees the very query, key and mask of the module, whatever timm does before and after.
 - WeightsTap sits on the `attn_drop` of the same module. Code that is not fused hands it the softmaxed attention.
+  Attention pooling without the fused call hands its attention to nobody: while it is followed, it takes that call.
 - PlainTap moves the share by the module's weights, or by nothing but geometry, and then runs the class's forward.
 - DropPathTap takes back the share of samples whose branch was dropped.
 
@@ -19,6 +20,7 @@ A copied or pickled model has None for its taps: it runs as if never touched (so
 
 from __future__ import annotations
 
+import copy
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -71,9 +73,11 @@ class AttentionTap(Tap):
     def __init__(self, step: Step, terms: int) -> None:
         super().__init__(step, terms)
         self.forward = _rebound(type(step.module).forward, self.attention)
+        unread = hasattr(step.module, "fused_attn") and not hasattr(step.module, "attn_drop")
+        self.fused = _fused(step.module) if unread else None
 
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(module, *args, **kwargs)
+        return self.forward(module if self.fused is None else self.fused, *args, **kwargs)
 
     def attention(
         self,
@@ -159,6 +163,13 @@ def put(module: nn.Module, tap: Tap | WeightsTap) -> None:
 
 def take_away(module: nn.Module) -> None:
     del module.share_tap, module.forward
+
+
+def _fused(module: nn.Module) -> nn.Module:
+    """The same module, parameters and all, which takes the fused call whatever the original does."""
+    view = copy.copy(module)
+    view.fused_attn = True  # pyright: ignore[reportArgumentType]
+    return view
 
 
 def _rebound(function: Callable[..., Any], attention: Callable[..., Tensor]) -> Callable[..., Any]:

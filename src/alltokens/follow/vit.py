@@ -22,7 +22,7 @@ from timm.models.vision_transformer import (
 )
 from torch import Tensor, nn
 
-from alltokens.errors import UnsupportedModel, UserError
+from alltokens.errors import UnsupportedModel
 from alltokens.follow.route import Moment, Route, Rule, Step, all_tokens, first_token, mean_of_tokens
 
 
@@ -70,11 +70,6 @@ def _head(model: VisionTransformer) -> tuple[Step | None, Callable[[Tensor], Ten
 
 def attention_pooling(pool: Any, skip: int) -> tuple[Step, Callable[[Tensor], Tensor]]:
     """Pooling by attention replaces the stream instead of adding to it. The first `skip` tokens take no part."""
-    if not pool.fused_attn:
-        raise UserError(
-            "attention pooling can be followed only through fused attention: set `fused_attn = True` on "
-            f"the {type(pool).__name__} (or leave TIMM_FUSED_ATTN unset)"
-        )
     if type(pool) is AttentionPoolLatent:
         step = Step(pool, _pooled_from(skip), terms=0, shape=lambda row: (row[0], pool.latent_len))
     elif type(pool) is AttentionPoolPrr:
