@@ -134,8 +134,10 @@ def _studies(files: Sequence[str], program: str, settings: dict[str, object] | N
 
 
 def _data_as_root(words: Sequence[str]) -> list[str]:
-    """--data PATH, the short form that other verbs have, is --data.root PATH here."""
-    return ["--data.root" if word == "--data" else word for word in words]
+    """--data PATH, the short form that other verbs have, is --data.root PATH here; so is --data=PATH."""
+    return [
+        f"--data.root{word.removeprefix('--data')}" if word.partition("=")[0] == "--data" else word for word in words
+    ]
 
 
 RUN_HELP = """\

@@ -56,7 +56,9 @@ class RunFolder:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.release()
-            raise UserError(f"{self.path} is in use by another process") from None
+            raise UserError(
+                f"{self.path} is in use by another process; wait until that one has ended, or end it"
+            ) from None
         for left in (*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp"), *self.path.glob("weights/*/.*.tmp")):
             with suppress(OSError):  # what a killed process was writing when it ended
                 left.unlink()

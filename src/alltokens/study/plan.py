@@ -54,7 +54,7 @@ class StudyFile:
     leaks: dict[str, str] = field(default_factory=dict[str, str])
     """Label store -> what its annotator has seen that it should not have; stated with every result."""
     truth: bool = False
-    """Measure token predictions against masks after each run; `--truth MASKS` says where the masks are."""
+    """Measure token predictions against masks after each run; `--masks PATH` says where the masks are."""
     paper: tuple[Paper, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences for the page of results."""
