@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from alltokens.core.label_maps import LabelMap
+from alltokens.errors import Stopped
 from alltokens.labels.files import write_aside
 from alltokens.labels.labeller import TopLabels
 from alltokens.labels.picture_batches import Batch
@@ -38,7 +39,7 @@ class Sink:
     """Takes batches of labels, writes them in their order; one shard for every `batches_per_shard` batches.
 
     `failed` says of each picture without a map why, once the sink is closed. As a context manager it writes all that
-    it was given, but after an exception nothing more than the shards that are whole.
+    it was given, also when it is stopped by a signal, but after any other exception no more than what is written.
     """
 
     def __init__(self, writer: LabelWriter, batches_per_shard: int) -> None:
@@ -71,7 +72,7 @@ class Sink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._abandoned = kind is not None
+        self._abandoned = kind is not None and not issubclass(kind, Stopped)
         self._waiting.put(None)
         self._thread.join()
         if kind is None and self._error is not None:
