@@ -6,6 +6,7 @@ import torch
 
 from alltokens.errors import UnsupportedModel, UserError
 from alltokens.models.token_classifier import TokenClassifier
+from alltokens.models.token_output import answers_for_tokens
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
 MODELS = {
@@ -81,3 +82,18 @@ def test_what_has_a_dense_head_or_is_no_classifier_is_refused():
         TokenClassifier(timm.create_model("lvvit_t", dense=True, **VIT))
     with pytest.raises(UnsupportedModel, match="forward_features"):
         TokenClassifier(torch.nn.Linear(2, 3))
+    with pytest.raises(UserError, match=r"VOLO has a dense head that it does not let one ask.*use_aux_head=False"):
+        TokenClassifier(timm.create_model("volo_d1_224", img_size=32))
+    several = TokenClassifier(timm.create_model("coat_tiny", img_size=32))
+    with pytest.raises(UnsupportedModel, match="CoaT gives no single feature map"):
+        several(torch.zeros(1, 3, 32, 32), tokens=True)
+
+
+def test_who_answers_for_tokens():
+    vit = timm.create_model("vit_tiny_patch16_224", **VIT)
+    wrapped, volo = TokenClassifier(vit), timm.create_model("volo_d1_224", img_size=32)
+    assert [answers_for_tokens(net) for net in (vit, volo)] == [False, False]
+    assert answers_for_tokens(wrapped)
+    assert answers_for_tokens(torch.compile(wrapped, backend="eager"))
+    assert answers_for_tokens(timm.create_model("lvvit_t", dense=True, **VIT))
+    assert not answers_for_tokens(timm.create_model("lvvit_t", **VIT))

@@ -284,7 +284,7 @@ def test_a_picture_that_is_not_square(net):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: at.Supervision(vit(), "tokens"), "has no dense head.*TokenClassifier"),
+        (lambda: at.Supervision(vit(), "tokens"), "does not answer for them.*TokenClassifier"),
         (lambda: at.Supervision(vit(), "token"), "unknown source 'token'.*Did you mean 'tokens'"),
         (lambda: at.Supervision(vit(), "tokens", dense_weight=-1.0), "dense_weight"),
         (lambda: at.Source("tokens", tail="none"), "unknown tail 'none'"),

@@ -18,6 +18,7 @@ from alltokens.follow.area import Area
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
 from alltokens.models.token_classifier import TokenClassifier
+from alltokens.models.token_output import answers_for_tokens
 from alltokens.models.weights import opening_folder
 from alltokens.supervision.mixer import Mixer
 from alltokens.supervision.source import Source
@@ -60,7 +61,7 @@ def build_net(config: RunConfig, num_classes: int) -> nn.Module:
             f"data.image_size {image_size} is not a multiple of the model's patch, {patch[0]}; "
             f"the nearest that are: {low} and {low + patch[0]}"
         )
-    if config.supervision.is_dense and getattr(net, "aux_head", None) is None:
+    if config.supervision.is_dense and not answers_for_tokens(net):
         return TokenClassifier(net)
     return net
 

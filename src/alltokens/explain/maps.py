@@ -16,6 +16,7 @@ from alltokens.explain.attribution import attribution, check_attribution
 from alltokens.explain.recording import first_row, read_attention, walk, working_copy
 from alltokens.follow.families import find_route, followed_model
 from alltokens.follow.route import Route
+from alltokens.models.token_output import answers_for_tokens
 
 METHODS = {
     "attribution": "relevance times gradient for a class (Chefer et al.)",
@@ -37,7 +38,7 @@ class Explainer:
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         self.net = working_copy(model, dtype)
         self.reasons: dict[str, str] = {}
-        self._dense = _has_dense_head(self.net)
+        self._dense = answers_for_tokens(self.net)
         self._inner: nn.Module | None = None
         self._route: Route | None = None
         try:
@@ -155,10 +156,6 @@ def token_grid_of(net: Any, image_size: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of the tokens that a dense head classifies."""
     rows, columns = (getattr(net, "token_grid", None) or net.patch_embed.dynamic_feat_size)(image_size)
     return int(rows), int(columns)
-
-
-def _has_dense_head(net: nn.Module) -> bool:
-    return isinstance(getattr(net, "aux_head", None), nn.Module)
 
 
 def _size(images: Tensor) -> tuple[int, int]:

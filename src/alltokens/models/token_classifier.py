@@ -13,7 +13,7 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from alltokens.errors import UnsupportedModel, UserError
-from alltokens.models.token_output import TokenOutput
+from alltokens.models.token_output import TokenOutput, answers_for_tokens
 
 
 class TokenClassifier(nn.Module):
@@ -26,8 +26,13 @@ class TokenClassifier(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if getattr(model, "aux_head", None) is not None:
+        if answers_for_tokens(model):
             raise UserError(f"{type(model).__name__} has a dense head of its own; use it as it is")
+        if getattr(model, "aux_head", None) is not None:
+            raise UserError(
+                f"{type(model).__name__} has a dense head that it does not let one ask; build it without, by "
+                "use_aux_head=False (in a recipe model.options: {use_aux_head: false})"
+            )
         for name in ("forward_features", "forward_head", "num_features", "num_classes"):
             if not hasattr(model, name):
                 raise UnsupportedModel(f"{type(model).__name__} is no timm classifier: it has no {name}")
@@ -105,6 +110,8 @@ class TokenClassifier(nn.Module):
 
     def _tokens(self, features: Tensor) -> Tensor:
         """(B, N, C): what is classified at every place, after the norm that the model's own head applies."""
+        if not isinstance(features, Tensor):
+            raise UnsupportedModel(f"{type(self.model).__name__} gives no single feature map, so it has no tokens")
         if features.ndim == 4:
             norm = getattr(getattr(self.model, "head", None), "norm", None)  # ConvNeXt's comes after its pooling
             if isinstance(norm, nn.Module):

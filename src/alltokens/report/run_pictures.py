@@ -28,6 +28,7 @@ from alltokens.explain.maps import token_grid_of
 from alltokens.explain.subject import Subject
 from alltokens.labels.store import LabelStore
 from alltokens.models.cost import gmacs
+from alltokens.models.token_output import answers_for_tokens
 from alltokens.supervision.mixer import Mixer
 
 BUDGET = 2_000  # billions of multiply-accumulates: half a minute or so on two cores
@@ -190,7 +191,7 @@ def mixes(subject: Subject, source: PictureSource, store: LabelStore | None, see
 
 def overlays(subject: Subject, source: PictureSource, store: LabelStore | None) -> list[Overlay]:
     """Pictures under their label maps, and under the classes of their tokens; none where the run has neither."""
-    dense = getattr(subject.net, "aux_head", None) is not None
+    dense = answers_for_tokens(subject.net)
     if not dense and store is None:
         return []
     found: list[Overlay] = []

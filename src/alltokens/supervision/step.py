@@ -22,6 +22,7 @@ from alltokens.errors import UserError, unknown
 from alltokens.follow.area import Area
 from alltokens.follow.tl_align import TLAlign
 from alltokens.follow.transmix import TransMix
+from alltokens.models.token_output import answers_for_tokens
 from alltokens.supervision.embedding import EmbeddingMix, grid_of
 from alltokens.supervision.mixer import ON_PATCHES, Mixer
 from alltokens.supervision.source import Source
@@ -107,9 +108,9 @@ class Supervision(nn.Module):
         if dense_weight is None:
             dense_weight = DENSE_WEIGHT if self.source.name == "tokens" else 0.0
         self.token_loss = TokenLabelLoss(dense_weight, class_weight, participation)
-        if self.is_dense and getattr(net, "aux_head", None) is None:
+        if self.is_dense and not answers_for_tokens(net):
             raise UserError(
-                f"a dense loss asks every token, and this {type(net).__name__} has no dense head: take "
+                f"a dense loss asks every token, and this {type(net).__name__} does not answer for them: take "
                 "TokenClassifier(net), build LV-ViT with dense=True, or set dense_weight=0"
             )
         self.mixer = _fitted(Mixer(mixer) if isinstance(mixer, str) else mixer, net)
