@@ -29,7 +29,7 @@ from alltokens.errors import TrainingFailed, UnsupportedModel, UserError, unknow
 from alltokens.evaluate.scoring import score
 from alltokens.evaluate.token_truth import TokenTruth, class_maps_of, measure, pictures_with_truth
 from alltokens.models.cost import gmacs, parameter_count
-from alltokens.models.weights import load_weights, opening_folder, read_class_names
+from alltokens.models.weights import first_line, load_weights, opening_folder, read_class_names
 from alltokens.supervision.step import Supervision
 
 
@@ -202,7 +202,7 @@ def _of_described(name: str, data: str, split: str, image_size: int | None) -> t
         arguments: dict[str, Any] = {"img_size": image_size} if image_size else {}
         net: Any = timm.create_model(name, pretrained=True, **arguments)
     except (RuntimeError, OSError) as error:
-        raise UserError(f"{name}: its weights cannot be loaded: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{name}: its weights cannot be loaded: {first_line(error)}") from None
     described: dict[str, Any] = net.pretrained_cfg
     size = image_size or described["input_size"][-1]
     source = _opened(data, split, tuple(described.get("label_names") or ()) or None, size)

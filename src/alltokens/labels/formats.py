@@ -23,7 +23,7 @@ from alltokens.labels.layout import Form
 from alltokens.labels.manifest import Description
 from alltokens.labels.store import LabelStore
 from alltokens.labels.writer import SHARD_SIZE, LabelWriter
-from alltokens.models.weights import load_plain
+from alltokens.models.weights import first_line, load_plain
 
 EXACT_IDS = 2048  # float16 holds every whole number up to here
 
@@ -127,8 +127,7 @@ def read_file(path: Path, shape: tuple[int, ...] | None = None, num_classes: int
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except Exception as error:  # torch reports damage and code alike through its own error types
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path} is no label file: {first_line}") from None
+        raise UserError(f"{path} is no label file: {first_line(error)}") from None
     if not isinstance(values, Tensor) or values.ndim != 4 or len(values) != 2 or not values.is_floating_point():
         came = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise UserError(f"{path}: expected a floating-point tensor (2, kept, h, w) of scores and ids, got {came}")

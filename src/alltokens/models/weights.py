@@ -6,6 +6,9 @@ Shapes: N positions, P prefix positions (class token and registers), C channels.
 from __future__ import annotations
 
 import json
+import pickle
+import re
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -94,10 +97,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     except UserError:
         raise
     except (safetensors.SafetensorError, OSError, RuntimeError, EOFError) as error:
-        raise UserError(f"{file} cannot be read as weights: {_first_line(error)}") from None
+        raise UserError(f"{file} cannot be read as weights: {first_line(error)}") from None
     except Exception as error:  # torch's unpickler reports code and damage alike through its own error types
         raise UserError(
-            f"{file} is not a plain state dict (weights with code in them are refused): {_first_line(error)}"
+            f"{file} is not a plain state dict (weights with code in them are refused): {first_line(error)}"
         ) from None
     for _ in _WRAPPERS:  # not for ever: what is in a file may contain itself
         if isinstance(content, Mapping) and (wrapped := [key for key in _WRAPPERS if key in content]):
@@ -113,7 +116,9 @@ def load_plain(file: Path) -> Any:
         with zipfile.ZipFile(file) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise UserError(f"{file} is compressed, which torch.save never does: it may unfold to any size")
-    content = torch.load(file, "cpu", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of odd pickles, which are read or refused all the same
+        content = torch.load(file, "cpu", weights_only=True)
     _refuse_repeats(content, file, set())
     return content
 
@@ -142,7 +147,7 @@ def opening_folder(name: str) -> Iterator[None]:
         if not name.startswith("local-dir:"):
             raise
         folder = name.removeprefix("local-dir:")
-        reason = _first_line(error)[:300]
+        reason = first_line(error)[:300]
         raise UserError(f"{folder} holds no model that can be made ({type(error).__name__}: {reason})") from None
 
 
@@ -226,8 +231,14 @@ def _packed(state: Mapping[str, Tensor]) -> bytes:
     return save({name: value.detach().cpu().contiguous() for name, value in state.items()})
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def first_line(error: Exception) -> str:
+    """What a library says of a file it could not read, but for the advice to run the code in it."""
+    said = str(error)
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in said:  # torch's words, and timm's
+        asked = re.search(r"(?:GLOBAL|globals:) ([\w.]+\w)", said)
+        what = f"it asks for {asked[1]}" if asked else "it is damaged, or was not made by torch.save"
+        return f"{what}; only plain values and tensors are read, and nothing is run"
+    return (said.strip() or type(error).__name__).splitlines()[0]
 
 
 def _belongs(name: str, modules: set[str]) -> bool:
