@@ -71,7 +71,7 @@ def find_route(model: nn.Module, follower: str) -> Route:
     if follower == "transmix" and route.class_attention is None:
         raise UnsupportedModel(
             f"TransMix reads the attention of a class token that is classified; this {type(inner).__name__} has none. "
-            "TLAlign can follow it."
+            "TLAlign can follow it. Families with a class token: ViT, DeiT, LV-ViT, EVA, CaiT, PVT."
         )
     return route
 
