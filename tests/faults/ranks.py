@@ -118,3 +118,16 @@ def train_with_nan(rank: int, run: Path) -> None:
 
     Trainer.update = poisoned  # type: ignore[method-assign]
     runs.train(settings(), run_dir=run, quiet=True)
+
+
+def train_with_a_defect(rank: int, run: Path) -> None:
+    """An error that nobody foresaw, in one process."""
+    original = Trainer.update
+
+    def defective(self: Trainer, micro_batches: Any) -> Any:
+        if rank == 1 and self.position.update == 6:
+            raise KeyError("unforeseen")
+        return original(self, micro_batches)
+
+    Trainer.update = defective  # type: ignore[method-assign]
+    runs.train(settings(), run_dir=run, quiet=True)

@@ -106,6 +106,15 @@ def test_a_loss_that_is_no_number_in_one_process_ends_both(tmp_path, tally):
 
 
 @LONG
+def test_an_error_that_nobody_foresaw_in_one_process_is_named_by_the_other(tmp_path, tally):
+    ends = both(ranks.train_with_a_defect, tmp_path / "run")
+    assert [end.code for end in ends] == [1, 99], ends
+    assert "KeyError: 'unforeseen'" in ends[1].error  # its traceback: a defect is to be reported
+    assert "process 1 has ended: KeyError: 'unforeseen'" in ends[0].error
+    tally["one of two processes ended"] += 1
+
+
+@LONG
 def test_torchrun_starts_again_and_goes_on_to_the_same_weights(tmp_path, tally):
     """The second rank kills itself in the first attempt; `torchrun --max-restarts` does the rest."""
     script = tmp_path / "program.py"

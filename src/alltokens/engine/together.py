@@ -55,6 +55,9 @@ def together(runtime: Runtime, then: str = "") -> Iterator[None]:
             ) from None
         watch.farewell(f"{type(error).__name__}: {error}")
         raise
+    except Exception as error:
+        watch.farewell(f"{type(error).__name__}: {error}")
+        raise
     finally:
         watch.end()
 
