@@ -141,8 +141,9 @@ def test_shares_of_layers_need_to_be_asked_for(batch):
     ],
 )
 def test_models_that_cannot_be_followed_raise(build, message):
-    with pytest.raises(at.UnsupportedModel, match=message):
+    with pytest.raises(at.UnsupportedModel, match=message) as error:
         TLAlign(build())
+    assert "Supported families: ViT, DeiT, LV-ViT, EVA, CaiT, Swin" in str(error.value)
 
 
 def test_a_compiled_model_is_refused_with_the_right_order():

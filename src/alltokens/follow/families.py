@@ -67,7 +67,10 @@ def find_route(model: nn.Module, follower: str) -> Route:
     if isinstance(model, torch._dynamo.OptimizedModule):
         raise UserError("this model is compiled already: attach the follower to the bare model, then compile it")
     inner, family = _find(model)
-    route = family.route(inner)
+    try:
+        route = family.route(inner)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{error}. {_supported()}") from None
     if follower == "transmix" and route.class_attention is None:
         raise UnsupportedModel(
             f"TransMix reads the attention of a class token that is classified; this {type(inner).__name__} has none. "
@@ -106,9 +109,12 @@ def _find(model: nn.Module) -> tuple[nn.Module, Family]:
     found = _followable(model)
     if len(found) == 1:
         return found[0]
-    names = ", ".join(family.name for family in FAMILIES)
     what = "holds several models that could be followed" if found else "cannot be followed"
-    raise UnsupportedModel(f"{type(model).__name__} {what}. Supported families: {names} (timm's classes).")
+    raise UnsupportedModel(f"{type(model).__name__} {what}. {_supported()}")
+
+
+def _supported() -> str:
+    return f"Supported families: {', '.join(family.name for family in FAMILIES)} (timm's classes)."
 
 
 def _followable(model: nn.Module) -> list[tuple[nn.Module, Family]]:
