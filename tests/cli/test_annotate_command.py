@@ -76,7 +76,7 @@ def test_every_option_reaches_the_annotation(capsys):
     assert annotate("--out", "all", *words, data="pictures") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["pictures"], said["kept"], said["form"], said["num_classes"]) == (6, 2, "packed", 3)
-    assert said["agreement"] is None  # the annotator's classes have no names to compare the folders with
+    assert 0 <= said["agreement"] <= 1  # nameless classes, as many as folders: counted as training counts them
     assert said["failed"] == {}
     assert said["command"].startswith("alltokens annotate --model vit_tiny_patch16_224 --model-options '{")
     described = LabelStore.open("all").manifest.transform

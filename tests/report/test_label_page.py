@@ -1,6 +1,7 @@
 """The page of a label store: the numbers in it are the store's, and names stay text."""
 
 import base64
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -83,12 +84,17 @@ def test_a_hostile_name_is_text_and_nothing_is_fetched(page):
 
 def test_fewer_pictures_and_other_classes(tmp_path):
     store, pictures = make_store(tmp_path)
-    written = write_label_page(store, open_source(pictures), tmp_path / "other.html", pictures=2)
+    others = dataclasses.replace(open_source(pictures), class_names=("cow", "hen"))
+    written = write_label_page(store, others, tmp_path / "other.html", pictures=2)
     data = json.loads(Outline(written.file.read_text(encoding="utf-8")).data)
     assert (written.pictures, written.measured) == (2, 4)
-    assert data["comparable"] is False  # two folders, three classes in the store
+    assert data["comparable"] is False
     assert {entry["label"] for entry in data["pictures"]} == {-1}
     assert {entry["doubt"] for entry in data["pictures"]} == {None}
+    fewer = write_label_page(store, open_source(pictures), tmp_path / "fewer.html")  # two of the store's three classes
+    data = json.loads(Outline(fewer.file.read_text(encoding="utf-8")).data)
+    assert data["comparable"] is True
+    assert {(entry["key"][:3], entry["label"]) for entry in data["pictures"]} == {("cat", 0), ("dog", 1)}
 
 
 def test_pictures_of_another_data_set_are_refused(tmp_path):

@@ -83,20 +83,25 @@ def inspect(words: Sequence[str]) -> int:
     command = _read(InspectCommand(), words, "inspect", "What a store holds, and how well its maps fit the folders.")
     if command is None:
         return 0
+    from alltokens.labels.given import class_words, labels_in, open_folder
     from alltokens.labels.inspect import summarise
 
     store = _open(command.store, "inspect")
     if command.page is not None and command.data is None:
         raise UserError("--page shows pictures: say where they are with --data DIR")
-    source = _pictures(command.data, command.split, store.manifest.class_names)
-    labels = None if source is None else dict(zip(source.keys, source.labels.tolist(), strict=True))
+    source = None if command.data is None else open_folder(command.data, command.split, class_map="own")
+    try:
+        labels = None if source is None else labels_in(store, source)
+    except UserError as reason:
+        labels = None
+        print(f"the maps are not compared with the folders: {reason}", file=sys.stderr)
     with _bar("reading") as progress:
         summary = summarise(store, labels, most=command.disagreements, progress=progress)
     failed = read_failures(store.path)
     if command.json:
         print(json.dumps(summary_as_json(store, summary, failed), indent=2))
     else:
-        _show(store, summary, failed)
+        _show(store, summary, failed, class_words(store, source))
     if command.page is not None and source is not None:
         _write_page(store, source, command.page, command.pictures)
     return 0
@@ -208,12 +213,12 @@ def _open(store: str | None, what: str) -> LabelStore:
     return LabelStore.open(_given(store, what))
 
 
-def _pictures(data: str | None, split: str | None, class_names: Sequence[str] = ()) -> PictureSource | None:
+def _pictures(data: str | None, split: str | None) -> PictureSource | None:
     if data is None:
         return None
     from alltokens.data.sources import open_source
 
-    return open_source(data, split, class_names=class_names or None, allow_empty_classes=True)
+    return open_source(data, split, allow_empty_classes=True)
 
 
 def _bar(what: str) -> PictureProgress:
@@ -264,9 +269,7 @@ def _size(store: LabelStore) -> int:
     return sum(file.bytes for file in (*store.manifest.shards, store.manifest.index))
 
 
-def _show(store: LabelStore, summary: Summary, failed: Mapping[str, str]) -> None:
-    what = store.manifest
-    names = what.class_names or tuple(map(str, range(what.num_classes)))
+def _show(store: LabelStore, summary: Summary, failed: Mapping[str, str], names: Sequence[str]) -> None:
     rows = summary_rows(store, summary)
     if failed:
         rows.append(("failed", f"{_counted(len(failed))} no map: {store.path / FAILED_NAME} says why"))
@@ -278,7 +281,7 @@ def _show(store: LabelStore, summary: Summary, failed: Mapping[str, str]) -> Non
             [
                 (
                     found.key,
-                    names[found.label] if found.label < len(names) else str(found.label),
+                    names[found.label],
                     names[found.guess],
                     f"{found.probability:.1%}",
                 )

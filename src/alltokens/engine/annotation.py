@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -22,8 +22,7 @@ from alltokens.engine.runtime import join_slurm
 from alltokens.engine.signals import StopRequest
 from alltokens.errors import Stopped, UserError, unknown
 from alltokens.labels.annotate import annotate
-from alltokens.labels.class_map import AnnotatorClasses, match_classes
-from alltokens.labels.given import open_folder
+from alltokens.labels.given import labels_in, open_folder
 from alltokens.labels.inspect import Summary, summarise
 from alltokens.labels.manifest import MANIFEST_NAME, UNFINISHED_NAME
 from alltokens.labels.sink import read_failures
@@ -86,7 +85,7 @@ def run_annotation(
     if rank > 0:
         return None
     with PictureProgress("summing up") as progress:
-        summary = summarise(store, own_labels(store, source, opened), progress=progress)
+        summary = summarise(store, own_labels(store, source), progress=progress)
     return Annotation(store, summary, read_failures(store.path), seconds, begun)
 
 
@@ -133,19 +132,12 @@ def annotate_source(
             raise
 
 
-def own_labels(store: LabelStore, source: PictureSource, opened: OpenedAnnotator) -> dict[str, int] | None:
+def own_labels(store: LabelStore, source: PictureSource) -> dict[str, int] | None:
     """The pictures' labels in the store's classes, by key; None where they cannot be told."""
-    if not source.class_names:
+    try:
+        return labels_in(store, source)
+    except UserError:
         return None
-    if source.class_names == store.manifest.class_names:
-        numbers: Sequence[int] = range(len(source.class_names))
-    else:  # the annotator's own classes
-        try:
-            found = match_classes(source.class_names, AnnotatorClasses.of(opened.model, opened.class_names or None))
-        except UserError:
-            return None
-        numbers = [ids[0] for ids in found.members]
-    return {key: numbers[label] for key, label in zip(source.keys, source.labels.tolist(), strict=True)}
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def _make_labels(config: RunConfig, run_dir: Path, runtime: Runtime, quiet: bool
         max_pixels=config.data.max_pixels,
     )
     if not quiet:
-        closing_table(_of_labels(config, made, own_labels(made, source, opened)))
+        closing_table(_of_labels(config, made, own_labels(made, source)))
         _say(quiet, "")
 
 

@@ -85,11 +85,28 @@ class AnnotatorClasses:
         subset = infer_imagenet_subset(model)
         if names or subset is None:
             return cls(count, names, ((),) * count)
+        return cls._of_imagenet(subset)
+
+    @classmethod
+    def called(cls, names: Sequence[str]) -> AnnotatorClasses:
+        """Classes of these names; if those are the WordNet ids of a set of ImageNet, its English words too."""
+        names = tuple(names)
+        subset = infer_imagenet_subset({"num_classes": len(names)})
+        found = None if subset is None else cls._of_imagenet(subset)
+        return found if found is not None and found.names == names else cls(len(names), names, ((),) * len(names))
+
+    @classmethod
+    def _of_imagenet(cls, subset: str) -> AnnotatorClasses:
         info = ImageNetInfo(subset)
         synonyms = tuple(
             tuple(word.strip() for word in words.split(",")) for words in map(str, info.label_descriptions())
         )
-        return cls(count, tuple(info.label_names()), synonyms)
+        return cls(len(synonyms), tuple(info.label_names()), synonyms)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What people call the classes."""
+        return tuple(words[0] if words else name for name, words in zip(self.names, self.synonyms, strict=True))
 
     def find(self, name: str) -> list[int]:
         """The classes that are called so; only those of the best kind of match."""

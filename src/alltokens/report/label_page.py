@@ -16,6 +16,7 @@ from alltokens.data.datasets import load_picture
 from alltokens.data.picture_source import PictureSource
 from alltokens.data.pictures import UnreadablePicture
 from alltokens.errors import UserError
+from alltokens.labels.given import class_words, labels_in
 from alltokens.labels.measure import Measures, measure, remarkable
 from alltokens.labels.store import LabelStore
 from alltokens.report.html import coded_map, picture_uri, write_page
@@ -40,8 +41,8 @@ def write_label_page(
 ) -> WrittenPage:
     """Write the page of the `pictures` most remarkable maps of a store (and some ordinary ones).
 
-    `source` has the pictures; its labels are compared with the maps if both count the same classes. `side` is that of
-    the embedded pictures, in pixels.
+    `source` has the pictures; its labels are compared with the maps if its classes are found among theirs. `side` is
+    that of the embedded pictures, in pixels.
     """
     if pictures < 1 or side < 16:
         raise UserError(f"a page needs at least one picture of 16 pixels, got {pictures} of {side}")
@@ -52,8 +53,10 @@ def write_label_page(
             f"none of the {len(store):,} pictures of {store.path} is in {source.location}, such as "
             f"{next(store.keys())!r}: keys are paths below the folder of the pictures, with extension"
         )
-    names, comparable = _class_names(store, source)
-    labels = {key: int(source.labels[places[key]]) for key in keys} if comparable else None
+    try:
+        labels = labels_in(store, source)
+    except UserError:
+        labels = None
     found = measure(store, labels, keys=keys, progress=progress)
     entries, unreadable = [], 0
     for at in remarkable(found, pictures).tolist():
@@ -75,7 +78,7 @@ def write_label_page(
         unreadable=unreadable,
         agreement=float((counted <= 0).mean()) if len(counted) else None,
         version=__version__,
-        data={"names": names, "comparable": comparable, "pictures": entries},
+        data={"names": class_words(store, source), "comparable": labels is not None, "pictures": entries},
     )
     return WrittenPage(Path(out), len(entries), len(keys), size)
 
@@ -89,13 +92,3 @@ def _entry(found: Measures, at: int) -> dict[str, Any]:
 
 def _coded(store: LabelStore, key: str) -> dict[str, Any]:
     return coded_map(LabelMap(*store[key]), store.manifest.num_classes)
-
-
-def _class_names(store: LabelStore, source: PictureSource) -> tuple[list[str], bool]:
-    """The names of the store's classes, and whether the pictures' labels count in them."""
-    what = store.manifest
-    if what.class_names:
-        return list(what.class_names), source.class_names == what.class_names
-    if len(source.class_names) == what.num_classes:
-        return list(source.class_names), True
-    return [f"class {index}" for index in range(what.num_classes)], False
