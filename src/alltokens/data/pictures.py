@@ -11,6 +11,7 @@ clips 16 bits; for plain 8-bit pictures without an orientation the result is the
 from __future__ import annotations
 
 import io
+import re
 import warnings
 
 import numpy as np
@@ -69,7 +70,8 @@ def _opened(encoded: bytes | Image.Image, max_pixels: int) -> Image.Image:
         try:
             picture = Image.open(io.BytesIO(encoded), formats=_FORMATS)
         except Image.DecompressionBombError as error:
-            raise UnreadablePicture(f"too large ({error}); make it smaller or save it as a JPEG") from None
+            pixels = next((int(word) for word in re.findall(r"\d+", str(error))), 2 * MAX_PIXELS)
+            raise UnreadablePicture(f"too large ({pixels:,} pixels); make it smaller or save it as a JPEG") from None
     return _checked(picture, max_pixels)
 
 
