@@ -152,7 +152,9 @@ def test_a_bomb_is_an_error_before_it_is_decoded_and_without_a_warning(size: tup
     header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(UnreadablePicture, match=rf"bomb\.png: .*({size[0] * size[1]:,}|{size[0]}x{size[1]}) pixels"):
+        with pytest.raises(
+            UnreadablePicture, match=rf"bomb\.png: .*({size[0] * size[1]:,}|{size[0]}x{size[1]}) pixels"
+        ):
             decode_picture(bytes(header), name="bomb.png")
 
 
