@@ -180,6 +180,26 @@ def test_several_batches_are_followed_one_after_the_other(batch):
     assert torch.equal(first, copied)  # what was read belongs to the reader
 
 
+def test_accumulated_batches_each_go_by_their_own_share(batch):
+    images, plan = batch
+    other = at.draw_cutmix(3, 32, patch_size=8, generator=torch.Generator().manual_seed(4))
+    labels = torch.eye(tiny().num_classes)[:3]
+
+    def backward(model, aligner, plan):
+        with aligner.follow(plan):
+            logits = model(at.mix_images(images, plan))
+        at.soft_cross_entropy(logits, at.blend_targets(labels, plan.partner, aligner.share)).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    model = tiny()
+    aligner = TLAlign(model)
+    backward(model, aligner, plan)
+    together = backward(model, aligner, other)
+    alone = [backward(model, TLAlign(model), each) for model, each in ((tiny(), plan), (tiny(), other))]
+    torch.testing.assert_close(together, alone[0] + alone[1])
+    assert not torch.allclose(alone[0], alone[1])
+
+
 # limits
 
 
