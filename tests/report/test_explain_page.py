@@ -67,6 +67,9 @@ def test_the_page_holds_every_map_share_and_presence(found, tmp_path):
     assert "<b>tl" not in text
     assert "No attribution for swin" in text
     assert (tmp_path / "a.csv").read_text() == error_table(found)
+    for one in found.models:
+        assert f">{one.error.rmse:#.3g}</td>" in text
+        assert f">{one.error.spread:#.3g}</td>" in text
 
 
 def test_the_table_of_errors(found):
@@ -96,7 +99,7 @@ def test_figures_draw_the_same_values(found):
     np.testing.assert_allclose(axes[5].images[1].get_array(), heat, atol=1e-6)
     line = next(one for figure in drawn for ax in figure.axes for one in ax.lines if one.get_label() == "TL-Align")
     np.testing.assert_allclose(line.get_ydata(), found.models[0].mixed.ratios["TL-Align"][:, 0], atol=1e-6)
-    bars = next(ax for figure in drawn for ax in figure.axes if "RMSE" in ax.get_xlabel())
+    bars = next(one.axes[0] for one in drawn if "RMSE" in one.get_supxlabel())
     widths = [bar.get_width() for bar in bars.patches]
     assert widths == pytest.approx([one.error.rmse for one in found.models])
 

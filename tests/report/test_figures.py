@@ -147,6 +147,14 @@ def test_rmse_bars_have_the_numbers_and_the_names():
     assert [text.get_text() for text in axes.texts] == ["0.125", "0.0500"]
 
 
+def test_words_below_bars_fit_beside_long_names():
+    figure = figures.rmse([("swin_tiny_patch4_window7_224@random", 0.1, 0.0)])
+    figure.draw_without_rendering()
+    words = next(text for text in figure.texts if text.get_text().startswith("RMSE"))
+    box = words.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
 def test_label_map_shows_first_class_and_true_probability():
     ids = torch.tensor([[[0, 1], [2, 0]], [[1, 2], [0, 2]]])  # (k, h, w)
     scores = torch.tensor([[[2.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])

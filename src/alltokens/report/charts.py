@@ -91,7 +91,9 @@ def presence_reach(maps: Sequence[NDArray[Any]]) -> float:
 def rmse(rows: Sequence[tuple[str, float, float]], title: str = "") -> Drawing:
     """Figure 3 of TL-Align: (model, RMSE between area and aligned share, its standard deviation) as bars."""
     figure = new_drawing(5.2, 0.9 + 0.32 * len(rows))
-    axes = new_chart(figure, title, "RMSE between the share by area and the aligned share", "")
+    axes = new_chart(figure, title, "", "")
+    # Below the whole figure: long names of models leave the axes narrow.
+    figure.supxlabel("RMSE between the share by area and the aligned share", fontsize=8, color=INK)
     places = range(len(rows))
     means, spreads = [row[1] for row in rows], [row[2] for row in rows]
     axes.barh(places, means, xerr=spreads, height=0.62, color=COLOURS[1], ecolor=FAINT, capsize=2)
