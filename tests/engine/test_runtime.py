@@ -1,9 +1,13 @@
 """What the environment may say, and what it may not."""
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
 import pytest
+import torch.distributed as dist
 
 from alltokens.engine.config import TrainConfig
-from alltokens.engine.runtime import _refuse_contradictions, first_host, join_slurm
+from alltokens.engine.runtime import _refuse_contradictions, first_host, join_slurm, meet_anew
 from alltokens.errors import UserError
 
 
@@ -50,3 +54,24 @@ def test_srun_is_understood_and_a_launcher_has_precedence():
 )
 def test_the_first_host_of_slurms_list(nodes, host):
     assert first_host(nodes) == host
+
+
+def test_after_a_restart_processes_meet_at_a_store_of_their_own():
+    """What the launcher's store says of the attempt before must not be found."""
+    wait = timedelta(seconds=30)
+    launchers = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    said = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(launchers.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    ranks = [{**said, "RANK": str(rank)} for rank in range(2)]
+    for rank in ranks:
+        meet_anew(rank, wait)
+        assert rank["MASTER_PORT"] == said["MASTER_PORT"]  # the first attempt
+        rank["TORCHELASTIC_RESTART_COUNT"] = "1"
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda rank: meet_anew(rank, wait), reversed(ranks)))
+    assert ranks[0]["MASTER_PORT"] == ranks[1]["MASTER_PORT"] != said["MASTER_PORT"]
+    assert {rank["TORCHELASTIC_USE_AGENT_STORE"] for rank in ranks} == {"False"}

@@ -120,7 +120,7 @@ def test_torchrun_starts_again_and_goes_on_to_the_same_weights(tmp_path, tally):
     script = tmp_path / "program.py"
     script.write_text(
         textwrap.dedent("""
-        import os, signal, sys
+        import os, signal, sys, time
         from pathlib import Path
         import torch
         from alltokens.engine import runs
@@ -136,6 +136,8 @@ def test_torchrun_starts_again_and_goes_on_to_the_same_weights(tmp_path, tally):
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(self, micro_batches)
 
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and os.environ["RANK"] == "1":
+            time.sleep(2)  # meanwhile the other must not look for it where the first attempt's was
         Trainer.update = interrupted
         runs.train(PLAIN, run_dir=Path(sys.argv[1]), quiet=True)
         """)

@@ -79,6 +79,7 @@ class Runtime:
 def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: str | None = None) -> Runtime:
     """Join the other processes and set device, precision and sharding up. Once per run."""
     join_slurm(os.environ)
+    meet_anew(os.environ, timedelta(minutes=config.timeout_minutes))
     _refuse_contradictions(config, os.environ)
     _check_trackers(trackers)
     spoken = set(os.environ)
@@ -113,6 +114,26 @@ def start_runtime(config: TrainConfig, trackers: tuple[str, ...] = (), run_dir: 
     if dist.is_initialized():
         atexit.register(_leave_processes)
     return Runtime(accelerator)
+
+
+def meet_anew(environ: MutableMapping[str, str], timeout: timedelta) -> None:
+    """After a restart by torchrun, let the processes meet at a store of their own, which the first of them serves.
+
+    The launcher's store outlives them and still has the addresses (and last words) of those that are gone: who is quick
+    enough would wait for a dead one.
+    """
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    address = environ["MASTER_ADDR"]
+    launchers = dist.TCPStore(address, int(environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+    key = f"alltokens/port/{attempt}"
+    if environ["RANK"] == "0":
+        with socket.socket() as free:
+            free.bind(("", 0))
+            launchers.set(key, str(free.getsockname()[1]))
+    environ["MASTER_PORT"] = launchers.get(key).decode()  # waits until it is there
+    environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 
 
 def _check_trackers(trackers: tuple[str, ...]) -> None:
