@@ -62,7 +62,6 @@ def pictures(folder, count, broken=()):
     return folder
 
 
-@LONG
 def test_processes_that_see_different_pictures_are_refused(tmp_path, tally):
     folders = (pictures(tmp_path / "0", 8), pictures(tmp_path / "1", 9))
     ends = both(ranks.train_own_folder, tmp_path / "run", folders)
@@ -75,7 +74,6 @@ def test_processes_that_see_different_pictures_are_refused(tmp_path, tally):
     tally["one of two processes ended"] += 1
 
 
-@LONG
 def test_a_picture_that_one_process_cannot_read_ends_both(tmp_path, tally):
     folders = (pictures(tmp_path / "0", 8), pictures(tmp_path / "1", 8, broken=range(8)))
     ends = both(ranks.train_own_folder, tmp_path / "run", folders)
@@ -87,7 +85,6 @@ def test_a_picture_that_one_process_cannot_read_ends_both(tmp_path, tally):
     tally["one of two processes ended"] += 1
 
 
-@LONG
 def test_a_full_disk_of_the_main_process_ends_both(tmp_path, tally):
     ends = both(ranks.train_with_full_disk, tmp_path / "run")
     assert [end.code for end in ends] == [1, 1], ends
@@ -97,7 +94,6 @@ def test_a_full_disk_of_the_main_process_ends_both(tmp_path, tally):
     tally["one of two processes ended"] += 1
 
 
-@LONG
 def test_a_loss_that_is_no_number_in_one_process_ends_both(tmp_path, tally):
     ends = both(ranks.train_with_nan, tmp_path / "run")
     assert [end.code for end in ends] == [1, 1], ends
@@ -114,7 +110,6 @@ def test_an_error_that_nobody_foresaw_in_one_process_is_named_by_the_other(tmp_p
     tally["one of two processes ended"] += 1
 
 
-@LONG
 def test_torchrun_starts_again_and_goes_on_to_the_same_weights(tmp_path, tally):
     """The second rank kills itself in the first attempt; `torchrun --max-restarts` does the rest."""
     script = tmp_path / "program.py"
