@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 
 from alltokens.core.label_maps import LabelMap
 from alltokens.core.losses import soft_cross_entropy
@@ -56,23 +57,52 @@ def test_weights_that_explode_in_the_last_update_before_a_save_are_not_saved(epo
     tally["numbers gone wrong"] += 1
 
 
-@pytest.mark.gpu
-def test_fp16_steps_over_infinite_gradients_and_goes_on(tmp_path, monkeypatch):
-    original = Trainer.update
-    scales = []
+def overflowing(monkeypatch, prepare=lambda trainer: None):
+    """The backward pass of the fourth update overflows float16. Gives the scales after each update."""
+    original, scales = Trainer.update, []
 
     def watched(self, micro_batches):
-        if self.position.update == 3:  # overflows float16 in the backward pass alone
-            self.runtime.accelerator.scaler.update(2.0**60)
+        if self.position.update == 0:
+            prepare(self)
+        if self.position.update in (3, 4):  # far too great, and as it would be after many such halvings
+            self.runtime.accelerator.scaler.update(2.0**127 if self.position.update == 3 else 2.0**10)
+        before = [value.detach().clone() for value in self.net.parameters()]
         loss = original(self, micro_batches)
         scales.append(self.runtime.accelerator.scaler.get_scale())
+        stood = all(map(torch.equal, before, self.net.parameters()))
+        assert stood == (self.position.update == 3), "exactly the step that overflows is left out"
         return loss
 
     monkeypatch.setattr(Trainer, "update", watched)
-    config = tiny_config(train={"precision": "fp16", "device": "cuda", "epochs": 2})
-    train(config, run_dir=tmp_path / "run", quiet=True)
-    assert scales[3] == 2.0**59  # the step was left out, and the scale halved
-    assert all_finite(checkpoint.read(tmp_path / "run" / "checkpoints" / "last.safetensors")[0])
+    return scales
+
+
+def check_what_overflowed(scales, run):
+    assert scales[3] == 2.0**126  # halved
+    assert all_finite(checkpoint.read(run / "checkpoints" / "last.safetensors")[0])
+
+
+@pytest.mark.gpu
+def test_fp16_steps_over_infinite_gradients_and_goes_on(tmp_path, monkeypatch):
+    scales = overflowing(monkeypatch)
+    train(tiny_config(train={"precision": "fp16", "device": "cuda", "epochs": 2}), run_dir=tmp_path / "r", quiet=True)
+    check_what_overflowed(scales, tmp_path / "r")
+
+
+def test_a_scaled_loss_steps_over_infinite_gradients_and_goes_on(tmp_path, monkeypatch, tally):
+    """The same on a CPU, where fp16 is refused: its scaler put under a run in float32."""
+
+    def scaled(trainer):
+        accelerator = trainer.runtime.accelerator
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        accelerator.native_amp, accelerator.state._mixed_precision = True, "fp16"
+        trainer.optimizer = AcceleratedOptimizer(trainer.optimizer.optimizer, scaler=accelerator.scaler)
+        accelerator._optimizers[:] = [trainer.optimizer]
+
+    scales = overflowing(monkeypatch, scaled)
+    train(tiny_config(train={"epochs": 2}), run_dir=tmp_path / "r", quiet=True)
+    check_what_overflowed(scales, tmp_path / "r")
+    tally["numbers gone wrong"] += 1
 
 
 @pytest.mark.parametrize("label", [10, -1, 2**40])
