@@ -22,8 +22,8 @@ import timm
 import torch
 from torch import nn
 
-from alltokens.bench.results import Row
-from alltokens.bench.timing import FEWEST, Timing, beside, device_name
+from alltokens.bench.results import Row, of_timing
+from alltokens.bench.timing import FEWEST, Timing, beside
 from alltokens.data.datasets import load_picture
 from alltokens.data.sources import open_scenes, open_source
 from alltokens.errors import UserError, unknown
@@ -182,21 +182,13 @@ def _rows(
     return [
         Row(
             bench="annotate",
-            device=device_name(device),
-            torch=torch.__version__,
+            **of_timing(timing, batch, device),
             model=name,
             image_size=size,
             batch=batch,
             precision=precision,
             mode="eager",
             arm=arm,
-            step_ms=timing.milliseconds.median,
-            step_ms_low=timing.milliseconds.low,
-            step_ms_high=timing.milliseconds.high,
-            pictures_per_second=1e3 * batch / timing.milliseconds.median,
-            ratio=timing.ratio.median,
-            ratio_low=timing.ratio.low,
-            ratio_high=timing.ratio.high,
             peak_mib=None,
             peak_ratio=None,
             at_most=AT_MOST if arm == "annotate" and device.type == "cuda" else None,

@@ -16,8 +16,8 @@ import timm.data
 import torch
 from PIL import Image
 
-from alltokens.bench.results import Row
-from alltokens.bench.timing import Step, Timing, compare, device_name
+from alltokens.bench.results import Row, of_timing
+from alltokens.bench.timing import Step, Timing, compare
 from alltokens.data.datasets import PictureDataset, Sample, load_picture
 from alltokens.data.loader import training_loader
 from alltokens.data.sampler import EpochSampler
@@ -211,21 +211,13 @@ def _rows(
     return [
         Row(
             bench="data",
-            device=device_name(device),
-            torch=torch.__version__,
+            **of_timing(timing, batch, device),
             model=model,
             image_size=size,
             batch=batch,
             precision=precision,
             mode=mode,
             arm=arm,
-            step_ms=timing.milliseconds.median,
-            step_ms_low=timing.milliseconds.low,
-            step_ms_high=timing.milliseconds.high,
-            pictures_per_second=1e3 * batch / timing.milliseconds.median,
-            ratio=timing.ratio.median,
-            ratio_low=timing.ratio.low,
-            ratio_high=timing.ratio.high,
             peak_mib=timing.peak_mib,
             peak_ratio=None,
             at_most=None if arm == first else at_most,

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from alltokens.bench.results import LabelRow
-from alltokens.bench.timing import Step, Timing, compare, device_name
+from alltokens.bench.results import LabelRow, of_timing
+from alltokens.bench.timing import Step, Timing, compare
 from alltokens.core.label_maps import LabelMap
 from alltokens.errors import UserError
 from alltokens.labels.formats import export_tree, published_name
@@ -137,21 +137,13 @@ def _bytes(folder: Path) -> int:
 def _row(arm: str, num_classes: int, batch: int, timing: Timing, size: float) -> LabelRow:
     return LabelRow(
         bench="labels",
-        device=device_name(torch.device("cpu")),
-        torch=torch.__version__,
+        **of_timing(timing, batch, torch.device("cpu")),
         model=f"{GRID[0]}x{GRID[1]}, top {KEPT} of {num_classes:,}",
         image_size=GRID[0],
         batch=batch,
         precision="fp16",
         mode="eager",
         arm=arm,
-        step_ms=timing.milliseconds.median,
-        step_ms_low=timing.milliseconds.low,
-        step_ms_high=timing.milliseconds.high,
-        pictures_per_second=1e3 * batch / timing.milliseconds.median,
-        ratio=timing.ratio.median,
-        ratio_low=timing.ratio.low,
-        ratio_high=timing.ratio.high,
         peak_mib=None,
         peak_ratio=None,
         at_most=None,

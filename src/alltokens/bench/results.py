@@ -7,7 +7,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from alltokens.bench.timing import Timing, device_name
 from alltokens.engine.progress import table
 from alltokens.errors import UserError
 
@@ -55,6 +59,21 @@ class LabelRow(Row):
     reads_at_least: float | None  # pictures/s
     bytes_per_picture: float
     bytes_at_most: float | None
+
+
+def of_timing(timing: Timing, batch: int, device: torch.device) -> dict[str, Any]:
+    """What every row says of its arm's timing, and of where it was measured."""
+    return {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "step_ms": timing.milliseconds.median,
+        "step_ms_low": timing.milliseconds.low,
+        "step_ms_high": timing.milliseconds.high,
+        "pictures_per_second": 1e3 * batch / timing.milliseconds.median,
+        "ratio": timing.ratio.median,
+        "ratio_low": timing.ratio.low,
+        "ratio_high": timing.ratio.high,
+    }
 
 
 def columns(kind: type[Row]) -> tuple[str, ...]:

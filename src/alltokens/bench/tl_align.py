@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from alltokens.bench.published import PublishedStep, has_published_way
-from alltokens.bench.results import Row
-from alltokens.bench.timing import Step, Timing, compare, device_name
+from alltokens.bench.results import Row, of_timing
+from alltokens.bench.timing import Step, Timing, compare
 from alltokens.errors import UserError, unknown
 from alltokens.follow.families import find_route
 from alltokens.models import lvvit  # noqa: F401  # pyright: ignore[reportUnusedImport]  # timm then knows these models
@@ -171,21 +171,13 @@ def rows_of(
     return [
         Row(
             bench=bench,
-            device=device_name(device),
-            torch=torch.__version__,
+            **of_timing(timing, batch, device),
             model=name,
             image_size=size["input_size"][-1],
             batch=batch,
             precision="bf16" if device.type == "cuda" else "fp32",
             mode=mode,
             arm=arm,
-            step_ms=timing.milliseconds.median,
-            step_ms_low=timing.milliseconds.low,
-            step_ms_high=timing.milliseconds.high,
-            pictures_per_second=1e3 * batch / timing.milliseconds.median,
-            ratio=timing.ratio.median,
-            ratio_low=timing.ratio.low,
-            ratio_high=timing.ratio.high,
             peak_mib=timing.peak_mib,
             peak_ratio=timing.peak_mib / base if timing.peak_mib is not None and base else None,
             at_most=limits.get(arm, (None, None))[0],

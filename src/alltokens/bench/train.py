@@ -14,8 +14,8 @@ from typing import Any
 import timm
 import torch
 
-from alltokens.bench.results import TrainRow
-from alltokens.bench.timing import Step, Timing, compare, device_name
+from alltokens.bench.results import TrainRow, of_timing
+from alltokens.bench.timing import Step, Timing, compare
 from alltokens.bench.tl_align import SMOOTHING, fused_net, training_step
 from alltokens.errors import UserError, unknown
 from alltokens.models.cost import model_cost, weightless
@@ -110,21 +110,13 @@ def _rows(name: str, batch: int, device: torch.device, timings: dict[str, Timing
         rows.append(
             TrainRow(
                 bench="train",
-                device=device_name(device),
-                torch=torch.__version__,
+                **of_timing(timing, batch, device),
                 model=name,
                 image_size=cost.image_size[0],
                 batch=batch,
                 precision=_precision(device)[1],
                 mode=mode,
                 arm="CutMix",
-                step_ms=timing.milliseconds.median,
-                step_ms_low=timing.milliseconds.low,
-                step_ms_high=timing.milliseconds.high,
-                pictures_per_second=speed,
-                ratio=timing.ratio.median,
-                ratio_low=timing.ratio.low,
-                ratio_high=timing.ratio.high,
                 peak_mib=timing.peak_mib,
                 peak_ratio=timing.peak_mib / base if timing.peak_mib is not None and base else None,
                 at_most=None,

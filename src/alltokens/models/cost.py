@@ -65,7 +65,7 @@ def model_cost(model: nn.Module) -> ModelCost:
     channels, height, width = _input_size(model)
     try:
         cost = gmacs(model, (height, width), channels)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # likewise: a forward that reads values
         cost = None
     return ModelCost(parameter_count(model), cost, (height, width))
 
