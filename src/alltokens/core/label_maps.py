@@ -19,6 +19,7 @@ from torch import Tensor
 
 from alltokens.core.kernels.merge_entries import merge_entries
 from alltokens.core.token_targets import TokenTargets
+from alltokens.core.transfer import sent
 from alltokens.errors import UserError, unknown
 
 Tail = Literal["zero", "true"]
@@ -42,7 +43,7 @@ class LabelMap(NamedTuple):
         return self.tail is not None and self.tail.numel() > 0
 
     def to(self, device: torch.device | str) -> LabelMap:
-        ids, scores, tail = (None if part is None else part.to(device, non_blocking=True) for part in self)
+        ids, scores, tail = (None if part is None else sent(part, device) for part in self)
         assert ids is not None and scores is not None
         return LabelMap(ids, scores, tail)
 

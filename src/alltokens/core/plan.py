@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from alltokens.core.transfer import sent_ahead
 from alltokens.errors import UserError
 
 Place = Literal["pixels", "embedding"]
@@ -87,8 +88,7 @@ class MixPlan:
 
     def to(self, device: torch.device | str) -> MixPlan:
         """On `device`; the host does not wait for what the device still has to do."""
-        device = torch.device(device)
-        return replace(self, partner=_sent(self.partner, device), mask=_sent(self.mask, device))
+        return replace(self, partner=sent_ahead(self.partner, device), mask=sent_ahead(self.mask, device))
 
     def then(self, other: MixPlan) -> MixPlan:
         """The one plan that does what mixing by `self` and then mixing the results by `other` does.
@@ -112,13 +112,6 @@ class MixPlan:
 def flipped_partner(batch: int, device: torch.device | str | None = None) -> Tensor:
     """(B,): sample i is mixed with sample B-1-i, as timm and the published programs do (FACTS section 1)."""
     return torch.arange(batch - 1, -1, -1, device=device)
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Out of plain memory more than a few kilobytes would wait: the driver copies them behind all that is queued."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def _overlap(size: int, parts: int, like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from alltokens.core.plan import MixPlan
+from alltokens.core.transfer import sent
 from alltokens.errors import UserError
 
 
@@ -45,10 +46,10 @@ class TokenTargets(NamedTuple):
         return cls(nothing.long(), nothing, 0 * ones, ones, grid, Common(labels[:, None], ones.unsqueeze(-1)))
 
     def to(self, device: torch.device | str) -> TokenTargets:
-        ids, probabilities, rest, weight = (tensor.to(device, non_blocking=True) for tensor in self[:4])
+        ids, probabilities, rest, weight = (sent(tensor, device) for tensor in self[:4])
         common = None
         if self.common is not None:
-            common = Common(*(tensor.to(device, non_blocking=True) for tensor in self.common))
+            common = Common(*(sent(tensor, device) for tensor in self.common))
         return TokenTargets(ids, probabilities, rest, weight, self.grid, common)
 
     def dense(self, num_classes: int) -> Tensor:

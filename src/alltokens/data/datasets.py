@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from alltokens.core.transfer import sent
 from alltokens.data.picture_source import PictureSource, with_class_names
 from alltokens.data.pictures import MAX_PIXELS, UnreadablePicture, decode_picture
 from alltokens.data.sampler import Draw
@@ -143,7 +144,7 @@ def load_picture(source: PictureSource, index: int, max_pixels: int = MAX_PIXELS
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=device.type != "cpu")  # towards the CPU it would not wait for the data
+        return sent(value, device)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_moved(part, device) for part in value))
     return value

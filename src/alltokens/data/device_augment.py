@@ -18,6 +18,7 @@ from torch import Tensor
 
 from alltokens.core import geometry
 from alltokens.core.draws import numpy_generator
+from alltokens.core.transfer import sent_ahead
 from alltokens.data.augment import NUMBER, Drawn, draw
 from alltokens.data.color import recolor_batch
 from alltokens.data.transforms import TrainTransform
@@ -168,7 +169,7 @@ def _parameters(
         torch.from_numpy(drawn.erased),
     )
     packed = torch.cat([part.flatten(1).float() for part in parts], dim=1)
-    packed = _to_device(packed, device)
+    packed = sent_ahead(packed, device)
     matrix, told, within, operations, arguments, erased = packed.split(
         [6, 6, 6, layers, layers, 4 * drawn.erased.shape[1]], dim=1
     )
@@ -190,13 +191,8 @@ def _equalized_rows(drawn: Drawn, device: torch.device) -> Tensor:
     padded = np.full((len(hits), step * -(-most // step)), batch)
     kept = min(batch, padded.shape[1])
     padded[:, :kept] = rows[:, :kept]
-    return _to_device(torch.from_numpy(padded), device)
+    return sent_ahead(torch.from_numpy(padded), device)
 
 
 def _planes(color: Tensor, device: torch.device) -> Tensor:
     return color[:, None, None].to(device)
-
-
-def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Without waiting: a copy to an accelerator goes on only from memory that stays in place."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

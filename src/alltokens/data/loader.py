@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from alltokens.core.label_maps import LabelMap
+from alltokens.core.transfer import sent_ahead
 from alltokens.data.datasets import IGNORED, OnBadPicture, PictureDataset, Sample, load_picture
 from alltokens.data.picture_source import PictureSource
 from alltokens.data.pictures import MAX_PIXELS, UnreadablePicture
@@ -134,7 +135,7 @@ class CachedPictures:
     def batch(self, indices: np.ndarray | Tensor) -> CachedBatch:
         """The pictures with these indices (B,), which are on the CPU."""
         chosen = torch.as_tensor(indices)
-        there = chosen.to(self.pictures.device, non_blocking=True)
+        there = sent_ahead(chosen, self.pictures.device)
         keys = tuple(self.keys[index] for index in chosen.tolist())
         return CachedBatch(self.pictures[there], self.sizes[chosen], self.labels[there], keys, there)
 
