@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from alltokens.core.align import additive_bias, attention_share, mean_over_heads, residual, spatial_mixing
-from alltokens.core.kernels.attention_with_share import attention_with_share, can_carry
+from alltokens.core.kernels.attention_with_share import aligned_bias, attention_with_share, can_carry
 from alltokens.errors import UserError
 from alltokens.follow.route import Attend, Moment, Step
 
@@ -95,8 +95,8 @@ class AttentionTap(Tap):
             raise UserError("a share cannot follow causal or grouped-query attention calls")
         factor = query.shape[-1] ** -0.5 if scale is None else scale
         separate = _from_query_and_key(query.detach(), key.detach(), factor, attn_mask)
-        if attn_mask is None and dropout_p == 0 and can_carry(query, key, value):
-            along = _Along(query, key, value, factor, separate)
+        if dropout_p == 0 and can_carry(query, key, value, attn_mask):
+            along = _Along(query, key, value, attn_mask, factor, separate)
             self.move(along)
             if along.output is not None:
                 return along.output
@@ -218,8 +218,11 @@ def _from_query_and_key(query: Tensor, key: Tensor, scale: float, bias: Tensor |
 class _Along:
     """Attention that carries the share along; its output is kept, if the rule asked for all queries and keys."""
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, separate: Attend) -> None:
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, separate: Attend
+    ) -> None:
         self.inputs = query, key, value
+        self.bias = bias
         self.scale = scale
         self.separate = separate
         self.gradient = torch.is_grad_enabled()
@@ -232,7 +235,8 @@ class _Along:
             return self.separate(share, valid, queries)
         _check(share, len(query), key.shape[2])
         with torch.set_grad_enabled(self.gradient):
-            self.output, mixed, _ = attention_with_share(query, key, value, share, self.scale)
+            bias = None if self.bias is None else aligned_bias(self.bias, query)
+            self.output, mixed, _ = attention_with_share(query, key, value, share, self.scale, bias)
         return mixed
 
 
