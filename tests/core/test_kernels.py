@@ -194,3 +194,38 @@ def test_attention_with_share_is_fused_attention_and_the_op_on_a_gpu(dtype, quer
     exact = (exact, *torch.autograd.grad((exact * weight.double()).sum(), exact_leaves))
     for ours, theirs, true in zip(found, fused, exact, strict=True):  # as near to the truth as PyTorch's own
         assert (ours.double() - true).abs().max() <= 1.5 * (theirs.double() - true).abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("entries", [1, 2, 9])
+def test_entries_of_one_class_are_added_up_in_the_first_of_them(entries):
+    generator = torch.Generator().manual_seed(entries)
+    ids = torch.randint(3, (4, 5, entries), generator=generator)
+    values = torch.rand(4, 5, entries, generator=generator, dtype=torch.float64)
+    merged = merge_entries(ids, values)
+    same = ids.unsqueeze(-1) == ids.unsqueeze(-2)
+    first = same.to(torch.float64).argmax(-1) == torch.arange(entries)
+    torch.testing.assert_close(merged, (same * values.unsqueeze(-2)).sum(-1) * first)
+    torch.library.opcheck(merge_entries, (ids, values))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("classes", "entries", "whole"), [(1000, 90, 0), (21843, 45, 2), (10, 5, 1), (1000, 0, 1)])
+def test_the_sparse_loss_equals_its_twin_on_a_gpu(dtype, classes, entries, whole):
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(3, 50, classes, generator=generator)).to(dtype)
+    ids = torch.randint(classes, (3, 50, entries), generator=generator)
+    probabilities = torch.rand(3, 50, entries, generator=generator)
+    rest = torch.rand(3, 50, generator=generator)
+    common = torch.rand(3, whole, classes, generator=generator), torch.rand(3, 50, whole, generator=generator)
+    upstream = torch.randn(3, 50, generator=generator)
+    found = []
+    for device in ("cpu", "cuda"):
+        leaf = logits.to(device).requires_grad_()
+        targets = (tensor.to(device) for tensor in (ids, probabilities, rest))
+        losses = sparse_cross_entropy(leaf, *targets, tuple(tensor.to(device) for tensor in common))
+        gradient = torch.autograd.grad(losses, leaf, upstream.to(device))[0]
+        merged = merge_entries(ids.to(device), probabilities.to(device))
+        found.append((losses.detach().cpu(), gradient.float().cpu(), merged.cpu()))
+    exactness = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 1e-2}
+    torch.testing.assert_close(found[1], found[0], **exactness)

@@ -198,11 +198,8 @@ def _backward_with_bias(
         gradient, query, key, value, whole, attended, _padded(log_sum), *_no_dropout(query), 0.0,
         [True, True, True, of_bias], scale=scale,
     )  # fmt: skip
-    if of_bias:
-        gradient_of_bias = gradient_of_bias.sum_to_size(bias.shape).contiguous()
-    else:
-        gradient_of_bias = bias.new_empty(0)
-    return *(_by_token(part) for part in gradients), gradient_of_bias  # type: ignore[return-value]
+    own = gradient_of_bias.sum_to_size(bias.shape).contiguous() if of_bias else bias.new_empty(0)
+    return *(_by_token(part) for part in gradients), own  # type: ignore[return-value]
 
 
 @_backward_with_bias.register_fake
