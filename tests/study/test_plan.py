@@ -83,6 +83,17 @@ def test_seeds_and_stores_reach_the_run(tmp_path):
     assert said == ["left out: tiny tokens, for want of its label store: --store made=PATH"]
 
 
+def test_seeds_are_a_limit_and_not_a_plan(tmp_path):
+    few, many = (load_study(written(tmp_path, TINY + f"seeds: {seeds}\n")) for seeds in (2, 6))
+    said = []
+    jobs, _ = jobs_of([few], [], Limits(seeds=4), stores={}, runs_dir=tmp_path, say=said.append)
+    assert [job.seed for job in jobs] == [0, 1, 0, 1]
+    assert said == ["--seeds 4: at most 2 are planned; for more, write seeds: 4 into the file"]
+    jobs, _ = jobs_of([many, few], [], Limits(seeds=4), stores={}, runs_dir=tmp_path, say=said.append)
+    assert [job.seed for job in jobs] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -171,13 +171,19 @@ def test_a_file_of_results_that_is_none_is_refused(change, words, tmp_path):
         read_results(file)
 
 
-def test_arms_grow_evenly_and_a_process_stays_with_its_arm(tmp_path):
+def test_studies_come_in_order_arms_grow_evenly_and_a_process_stays_with_its_arm(tmp_path):
     config = tiny_config()
     jobs = [Job("s", arm, seed, arm, config, tmp_path) for arm in "ab" for seed in range(8)]
     queue = Queue(jobs)
     one, two = queue.take(), queue.take()
     assert (one.name, two.name) == ("a, seed 0", "b, seed 0")
     assert queue.take(one).name == "a, seed 1"
+    first = [Job("first", arm, seed, arm, config, tmp_path) for arm in "ab" for seed in range(2)]
+    later = [Job("later", "c", seed, "c", config, tmp_path) for seed in range(2)]
+    queue, last, order = Queue([*first, *later]), None, ""
+    while (last := queue.take(last)) is not None:
+        order += last.arm
+    assert order == "aabbcc"
     late = Queue(jobs, deadline=time.monotonic() + 50)
     first = late.take()
     late._started[(first.settings, first.seed)] -= 100  # it took 100 seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -34,7 +35,7 @@ class RunCommand(RunConfig):
     arms: tuple[str, ...] = ()
     """Only these arms."""
     seeds: int | None = None
-    """So many seeds of each arm, instead of what the file says."""
+    """At most so many seeds of each arm, where the file plans more."""
     out: Annotated[str | None, shown_as("DIR")] = None
     """The folder of results.csv; the default is that of the first study's file."""
     runs: Annotated[str, shown_as("DIR")] = "runs/studies"
@@ -95,7 +96,8 @@ def run(words: Sequence[str]) -> int:
     told += [f"{ending.failed} failed"] * bool(ending.failed) + [f"{ending.left} left for the next call"] * bool(
         ending.left
     )
-    print(f"{', '.join(told)}. Look: {PROGRAM} show {' '.join(command.files)}")
+    where = [] if command.out is None else ["--out", command.out]
+    print(f"{', '.join(told)}. Look: {shlex.join([*PROGRAM.split(), 'show', *command.files, *where])}")
     return 1 if ending.failed else 0
 
 
@@ -149,10 +151,12 @@ alltokens study run FILE ... [options]     train what has no row in results.csv 
   --side-by-side N       so many runs at a time on one device (default 1)
   --minutes M            begin no run that would not end in M minutes, stop those that have not
   --arms NAME ...        only these arms
-  --seeds N              so many seeds of each arm instead of what the file says
+  --seeds N              at most N seeds of each arm, where the file plans more
   --out DIR              the folder of results.csv (default: that of the first file)
   --runs DIR             where the folders of runs are (default runs/studies)
   --GROUP.NAME VALUE     any setting, laid over all arms: --train.epochs 2. Other settings are other runs
 
+Files come in the order given: a later one begins when all runs of the earlier ones are handed out or would not end
+in time. Within a file arms grow evenly.
 Rows that are there are not trained again, wherever they were made: results.csv may travel between machines.
 A run that was stopped goes on where it was, if its folder is still there. A failed run is tried again."""

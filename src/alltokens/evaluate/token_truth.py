@@ -13,6 +13,7 @@ labels/annotator.py). Three measures over the pictures, in percent:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 from collections.abc import Callable
@@ -93,7 +94,7 @@ def truth_of(sums: Tensor) -> TokenTruth:
 @torch.no_grad()
 def measure_token_truth(net: nn.Module, config: RunConfig, masks: str) -> TokenTruth:
     """A run's network on its validation pictures. `masks` is "scenes", or a folder or tar of trimaps."""
-    images, labels, class_maps = _truth(config.data, config.augment, masks)
+    images, labels, class_maps = _truth(dataclasses.replace(config.data, labels=None), config.augment, masks)
     return measure(net, config.augment.mean, config.augment.std, images, labels, class_maps)
 
 

@@ -1,4 +1,4 @@
-"""Which run comes next: arms grow evenly, and a process stays with the arm that it has compiled."""
+"""Which run comes next: studies in their order, a study's arms evenly, a process with the arm that it has compiled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ AHEAD = 2  # so many runs may an arm be ahead of the one that is furthest behind
 
 
 class Queue:
-    """Hands out jobs. When the time is up at any moment, the arms have about as many seeds as each other."""
+    """Hands out jobs. When the time is up at any moment, a study's arms have about as many seeds as each other.
+
+    A later study begins when all runs of the earlier ones are handed out, or would not end in time.
+    """
 
     def __init__(self, jobs: Sequence[Job], deadline: float | None = None) -> None:
         self.deadline = deadline
-        self._arms: dict[str, list[Job]] = {}
+        self._arms: dict[str, list[Job]] = {}  # by settings; in the order of the studies, and of arms in them
+        self._study: dict[str, str] = {}
         for job in jobs:
             self._arms.setdefault(job.settings, []).append(job)
+            self._study.setdefault(job.settings, job.study)
         self._taken = dict.fromkeys(self._arms, 0)
         self._started: dict[tuple[str, int], float] = {}
         self._longest: dict[str, float] = {}  # seconds of an arm's last run
@@ -27,6 +32,7 @@ class Queue:
         ready = [settings for settings, jobs in self._arms.items() if jobs and self._in_time(settings)]
         if not ready:
             return None
+        ready = [settings for settings in ready if self._study[settings] == self._study[ready[0]]]
         behind = min(ready, key=lambda settings: self._taken[settings])
         own = last.settings if last is not None else behind
         stay = own in ready and self._taken[own] < self._taken[behind] + AHEAD

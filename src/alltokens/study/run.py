@@ -35,6 +35,10 @@ class Limits:
     arms: tuple[str, ...] = ()
     seeds: int | None = None
 
+    def seeds_of(self, study: Study) -> int:
+        """As many as its file plans, or fewer."""
+        return study.plan.seeds if self.seeds is None else min(self.seeds, study.plan.seeds)
+
 
 @dataclass
 class Ending:
@@ -51,7 +55,7 @@ def pending(study: Study, rows: Sequence[Result], limits: Limits) -> dict[str, l
     missing: dict[str, list[int]] = {}
     for arm in (name for name in study.arms if not limits.arms or name in limits.arms):
         found = chosen(rows, study.settings(arm))
-        seeds = range(study.plan.seeds if limits.seeds is None else limits.seeds)
+        seeds = range(limits.seeds_of(study))
         missing[arm] = [seed for seed in seeds if seed not in found or found[seed].status != "done"]
     return missing
 
@@ -74,6 +78,8 @@ def jobs_of(
     for name in limits.arms:
         if name not in known:
             raise unknown("arm", name, known)
+    if limits.seeds is not None and studies and limits.seeds > (most := max(study.plan.seeds for study in studies)):
+        say(f"--seeds {limits.seeds}: at most {most} are planned; for more, write seeds: {limits.seeds} into the file")
     jobs: dict[tuple[str, int], Job] = {}
     there = 0
     for study in studies:
@@ -82,7 +88,7 @@ def jobs_of(
             raise UserError(f"{study.file} measures token predictions: say where the masks are with --masks PATH")
         for arm, seeds in missing.items():
             settings, store = study.settings(arm), study.arms[arm].data.labels
-            there += (study.plan.seeds if limits.seeds is None else limits.seeds) - len(seeds)
+            there += limits.seeds_of(study) - len(seeds)
             if seeds and store is not None and store not in stores:
                 say(f"left out: {study.name} {arm}, for want of its label store: --store {store}=PATH")
                 continue
@@ -123,7 +129,9 @@ def run_studies(
         raise UserError(f"seeds must be at least 1, got {limits.seeds}")
     started = time.monotonic()
     deadline = None if limits.minutes is None else started + 60 * limits.minutes
-    jobs, there = jobs_of(studies, read_results(results), limits, stores=stores or {}, runs_dir=runs_dir, masks=masks)
+    jobs, there = jobs_of(
+        studies, read_results(results), limits, stores=stores or {}, runs_dir=runs_dir, masks=masks, say=say
+    )
     _check_places(jobs)
     ending = Ending(there=there, left=len(jobs))
     at_once = min(limits.side_by_side, len(jobs))

@@ -43,6 +43,11 @@ class ArmResult(NamedTuple):
         values = self.values(name)
         return statistics.stdev(values) if len(values) > 1 else None
 
+    def median(self, name: str) -> float | None:
+        """Of times and speeds: a run that compiled, or was kept waiting, does not move it."""
+        values = self.values(name)
+        return statistics.median(values) if values else None
+
     def half_interval(self) -> float | None:
         """Half of the mean's own 95 % interval."""
         spread = self.spread()
@@ -106,8 +111,8 @@ def columns(compared: Compared) -> list[Column]:
         ("token IoU %", lambda arm: number(arm.mean("token_iou"), 1)),
         ("M parameters", lambda arm: number(_millions(arm.mean("parameters")), 2)),
         ("GMACs", lambda arm: number(arm.mean("gmacs"), 2)),
-        ("a run", lambda arm: "" if arm.mean("wall_seconds") is None else duration(arm.mean("wall_seconds") or 0)),
-        ("pictures/s", lambda arm: "" if not arm.rows else f"{arm.mean('pictures_per_second') or 0:,.0f}"),
+        ("a run", lambda arm: "" if (it := arm.median("wall_seconds")) is None else duration(it)),
+        ("pictures/s", lambda arm: "" if (it := arm.median("pictures_per_second")) is None else f"{it:,.0f}"),
     ]
     return [(head, cell) for head, cell in many if head == "n" or any(cell(arm) for arm in compared.arms)]
 
@@ -151,7 +156,7 @@ def sentences(compared: Compared) -> list[str]:
     if at_once - {1}:
         low, high = min(at_once), max(at_once)
         count = f"{low}" if low == high else f"{low} to {high}"
-        said.append(f"Times and pictures/s are those of one run among {count} that shared the device.")
+        said.append(f"Times and pictures/s are medians, of one run among {count} that shared the device.")
     return said
 
 
@@ -171,8 +176,10 @@ def csv_rows(compared: Sequence[Compared]) -> list[dict[str, object]]:
             if test is not None:
                 row |= {"pairs": test.n, "difference": test.difference, "low": test.low, "high": test.high}
                 row |= {"p": test.p, "detectable": test.detectable}
-            for name in (*NUMBERS, "parameters", "gmacs", "wall_seconds", "pictures_per_second"):
+            for name in (*NUMBERS, "parameters", "gmacs"):
                 row[name] = arm.mean(name)
+            for name in ("wall_seconds", "pictures_per_second"):
+                row[name] = arm.median(name)
             found.append(row)
     return found
 
