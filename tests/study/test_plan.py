@@ -53,13 +53,13 @@ def test_each_study_plans_and_its_arms_can_be_built(file, tmp_path):
 
 
 def test_studies_share_the_runs_that_are_the_same():
-    names = ("a_followers", "b_token_labels", "c_combined", "s1_mixing")
-    a, b, c, s1 = (load_study(ROOT / f"benchmarks/studies/{name}.yaml") for name in names)
-    assert a.settings("area") == s1.settings("snapped")
-    assert a.settings("tl_align") == s1.settings("snapped_tl_align")
+    names = ("a_followers", "b_token_labels", "c_combined", "d_where", "s1_mixing")
+    a, b, c, d, s1 = (load_study(ROOT / f"benchmarks/studies/{name}.yaml") for name in names)
+    assert a.settings("area") == d.settings("usual") == s1.settings("snapped")
+    assert a.settings("tl_align") == d.settings("usual_tl_align") == s1.settings("snapped_tl_align")
     assert b.settings("tokens_lite2") == c.settings("area")
-    hashes = {study.settings(arm) for study in (a, b, c, s1) for arm in study.arms}
-    assert len(hashes) == sum(len(study.arms) for study in (a, b, c, s1)) - 3
+    hashes = {study.settings(arm) for study in (a, b, c, d, s1) for arm in study.arms}
+    assert len(hashes) == sum(len(study.arms) for study in (a, b, c, d, s1)) - 5
 
 
 def test_the_hash_is_of_what_matters(tmp_path):
