@@ -132,14 +132,16 @@ class PictureDataset(Dataset[Sample]):
         raise UnreadablePicture(f"{most} pictures in a row cannot be read; the last is {trouble[-1]}")
 
 
-def load_picture(source: PictureSource, index: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A picture of a source, decoded; whatever is wrong with it is an UnreadablePicture that names it."""
+def load_picture(
+    source: PictureSource, index: int, max_pixels: int = MAX_PIXELS, enough: int | None = None
+) -> Image.Image:
+    """A picture of a source, as `decode_picture` gives it; whatever is wrong with it is an UnreadablePicture."""
     name = f"{source.location}/{source.keys[index]}"
     try:
         encoded = source.read(index)
     except OSError as error:
         raise UnreadablePicture(f"{name}: cannot be read ({error.strerror or error})") from error
-    return decode_picture(encoded, max_pixels=max_pixels, name=name)
+    return decode_picture(encoded, max_pixels=max_pixels, enough=enough, name=name)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

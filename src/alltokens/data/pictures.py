@@ -40,21 +40,24 @@ def is_picture_name(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not name.rpartition("/")[2].startswith(".")
 
 
-def decode_picture(encoded: bytes | Image.Image, *, max_pixels: int = MAX_PIXELS, name: str = "picture") -> Image.Image:
+def decode_picture(
+    encoded: bytes | Image.Image, *, max_pixels: int = MAX_PIXELS, enough: int | None = None, name: str = "picture"
+) -> Image.Image:
     """The bytes of a picture file -> RGB; a PIL picture is converted only. `name` is what an error calls it.
 
     A JPEG of more than `max_pixels` is decoded at a half, a quarter or an eighth of its size, which costs less than
     the whole; any other such picture is an UnreadablePicture, found from the header before anything is decoded.
+    Where sides of `enough` pixels are enough, a JPEG is decoded as small as leaves them.
     """
     try:
-        return _rgb(_upright(_opened(encoded, max_pixels)))
+        return _rgb(_upright(_opened(encoded, max_pixels, enough)))
     except UnreadablePicture as error:
         raise UnreadablePicture(f"{name}: {error}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything for a broken file
         raise UnreadablePicture(f"{name}: not a readable picture ({_cause(encoded, error)})") from error
 
 
-def _opened(encoded: bytes | Image.Image, max_pixels: int) -> Image.Image:
+def _opened(encoded: bytes | Image.Image, max_pixels: int, enough: int | None) -> Image.Image:
     if isinstance(encoded, Image.Image):
         return encoded
     if encoded.startswith(_JPEG_SIGNATURE):
@@ -62,6 +65,8 @@ def _opened(encoded: bytes | Image.Image, max_pixels: int) -> Image.Image:
         jpeg = JpegImageFile(io.BytesIO(encoded))
         width, height = jpeg.size
         shrink = next((s for s in (1, 2, 4, 8) if -(-width // s) * -(-height // s) <= max_pixels), 8)
+        if enough is not None:
+            shrink = max(shrink, next((s for s in (8, 4, 2) if min(width, height) // s >= enough), 1))
         if shrink > 1:
             jpeg.draft(None, (max(1, width // shrink), max(1, height // shrink)))
         return _checked(jpeg, max_pixels)

@@ -145,8 +145,8 @@ class EvalTransform:
     ) -> None:
         if not 0 < crop_fraction <= 1:
             raise UserError(f"crop_fraction must be in (0, 1], got {crop_fraction}")
-        if interpolation not in _RESAMPLING:
-            raise unknown("interpolation", interpolation, _RESAMPLING)
+        if interpolation not in RESAMPLING:
+            raise unknown("interpolation", interpolation, RESAMPLING)
         if mode not in ("center", "squash"):
             raise unknown("mode", mode, ("center", "squash"))
         self.size = _pair(size)
@@ -168,7 +168,7 @@ class EvalTransform:
         _check(picture)
         left, top, width, height = self.box(picture.size)
         box = (left, top, left + width, top + height)
-        return picture.resize((self.size[1], self.size[0]), _RESAMPLING[self.interpolation], box=box)
+        return picture.resize((self.size[1], self.size[0]), RESAMPLING[self.interpolation], box=box)
 
     def box(self, source: tuple[int, int]) -> tuple[float, float, float, float]:
         """(width, height) of the source -> left, top, width, height of what is shown, in its pixels.
@@ -193,25 +193,33 @@ class EvalTransform:
         )
 
 
-_RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 def resized_crop(
     picture: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int], resample: Image.Resampling
 ) -> Image.Image:
-    """The box (left, top, right, bottom) of an RGB picture, antialiased, at (height, width).
+    """The box (left, top, right, bottom) of an RGB picture, antialiased, at (height, width)."""
+    pixels = resized_pixels(picture, box, size, resample).contiguous()
+    return Image.frombuffer("RGB", (size[1], size[0]), pixels.numpy(), "raw", "RGB", 0, 1)
+
+
+def resized_pixels(
+    picture: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int], resample: Image.Resampling
+) -> Tensor:
+    """The same as (height, width, 3) uint8.
 
     torch has PIL's own filter for bytes and runs it two to five times as fast. (Its two passes may come in the other
     order; what overshoots in between is cut off, which shows in noise only.)
     """
     height, width = size
     if max((box[2] - box[0]) / width, (box[3] - box[1]) / height) >= _MUCH_SMALLER:
-        return picture.resize((width, height), resample, box=box, reducing_gap=_MUCH_SMALLER / 2)
+        small = picture.resize((width, height), resample, box=box, reducing_gap=_MUCH_SMALLER / 2)
+        return torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3)
     cropped = torch.frombuffer(bytearray(picture.crop(box).tobytes()), dtype=torch.uint8)
     cropped = cropped.view(1, box[3] - box[1], box[2] - box[0], 3).permute(0, 3, 1, 2)  # channels last
     mode = "bicubic" if resample == Image.Resampling.BICUBIC else "bilinear"
-    pixels = F.interpolate(cropped, size, mode=mode, antialias=True)[0].permute(1, 2, 0).contiguous()
-    return Image.frombuffer("RGB", (width, height), pixels.numpy(), "raw", "RGB", 0, 1)
+    return F.interpolate(cropped, size, mode=mode, antialias=True)[0].permute(1, 2, 0)
 
 
 def to_tensor(picture: Image.Image, mean: Tensor, std: Tensor) -> Tensor:

@@ -2,15 +2,16 @@
 
 Shapes: B batch, S side of the picture in pixels (one for each scale), k kept labels, h and w cells of a map.
 
-Loading, labelling and writing overlap: workers decode ahead, batches are copied to the device beside the computation,
-only the kept labels come back, and a thread of its own waits for them and writes. A folder of whole shards is all the
-state there is (see `writer.py`): whoever is started again goes on after them, to the same bytes.
+Loading, labelling and writing overlap: workers decode ahead, a thread brings batches to the device, only the kept
+labels come back, and another thread waits for them and writes. A folder of whole shards is all the state there is (see
+`writer.py`): whoever is started again goes on after them, to the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from alltokens.labels.given import open_given
 from alltokens.labels.labeller import PRECISIONS, Labeller, Precision
 from alltokens.labels.layout import Form
 from alltokens.labels.manifest import MANIFEST_NAME, Description, read_manifest
+from alltokens.labels.moving import on_device
 from alltokens.labels.picture_batches import Batch, Picture, View, deal, read_source, read_stream
 from alltokens.labels.processes import local_processes, own_device, processes, wait
 from alltokens.labels.sink import Sink, read_failures, write_failures
@@ -148,13 +150,14 @@ class _Run:
         self.rank, self.world = processes()
         self.device = _device_of(labeller)
         self.seen = 0  # pictures of all processes
-        self.done = 0  # of this one
+        self.done = 0  # of this one, now
+        self.done_before = 0
 
     def __call__(self, source: PictureSource | Iterable[tuple[Picture, str]], progress: Progress | None) -> LabelStore:
         total = self._share(len(source)) if isinstance(source, PictureSource) else None
 
         def passed_over(count: int) -> None:
-            self.done += count
+            self.done_before += count
 
         shard_size = self.batch_size * self.batches_per_shard
         if self.rank > 0:
@@ -162,27 +165,26 @@ class _Run:
         writer = LabelWriter(self.out, self.description, rank=self.rank, shard_size=shard_size)
         if self.rank == 0:
             wait()
-        with writer, Sink(writer, self.batches_per_shard) as sink:
-            for batch in _on_device(self._batches(source, writer, passed_over), self.device):
+        with (
+            writer,
+            Sink(writer, self.batches_per_shard) as sink,
+            closing(on_device(self._batches(source, writer, passed_over), self.device)) as batches,
+        ):
+            for batch in batches:
                 readable = [at for at, problem in enumerate(batch.problems) if not problem]
-                if readable:
-                    sink.put(batch, readable, self._labelled(batch))
-                else:
-                    sink.put(batch, readable, None)
+                sink.put(batch, readable, self._labelled(batch) if readable else None)
                 self.done += len(batch.problems)
                 if progress:
-                    progress(self.done, total)
+                    progress(self.done_before + self.done, total)
         wait()
         return self._finish(sink.failed)
 
-    def _batches(self, source: Any, writer: LabelWriter, passed_over: Callable[[int], None]) -> Iterator[Batch]:
+    def _batches(self, source: Any, writer: LabelWriter, passed_over: Callable[[int], None]) -> Generator[Batch]:
         whole = isinstance(source, PictureSource)
         pairs = self._counted(zip(range(len(source)), source.keys, strict=True) if whole else source)
         jobs = deal(pairs, self.batch_size, self.rank, self.world, writer.were_done, passed_over)
-        pin = self.device.type == "cuda"
-        if whole:
-            return read_source(source, jobs, self.view, self.max_pixels, self.workers, pin)
-        return read_stream(jobs, self.view, self.max_pixels, self.workers, pin)
+        read = partial(read_source, source) if whole else read_stream
+        return read(jobs, self.view, self.max_pixels, self.workers, self.batch_size)
 
     def _labelled(self, batch: Batch) -> Any:
         try:
@@ -218,26 +220,6 @@ class _Run:
         """Pictures in the batches that are dealt to this process."""
         starts = range(self.rank * self.batch_size, count, self.world * self.batch_size)
         return sum(min(self.batch_size, count - start) for start in starts)
-
-
-def _on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on the device; on a GPU the next one is copied while the present one is labelled."""
-    if device.type != "cuda":
-        yield from batches
-        return
-    copying = torch.cuda.Stream(device)
-    ahead: Batch | None = None
-    for batch in batches:
-        with torch.cuda.stream(copying):
-            moved = batch._replace(pictures=tuple(part.to(device, non_blocking=True) for part in batch.pictures))
-        if ahead is not None:
-            yield ahead
-        torch.cuda.current_stream(device).wait_stream(copying)
-        for part in moved.pictures:
-            part.record_stream(torch.cuda.current_stream(device))
-        ahead = moved
-    if ahead is not None:
-        yield ahead
 
 
 def _sizes(model: nn.Module, image_size: int, scales: Sequence[float]) -> tuple[int, ...]:

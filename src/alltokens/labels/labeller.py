@@ -63,6 +63,8 @@ class Labeller(nn.Module):
         """(B, L, h, w) float32."""
         total: Tensor | None = None
         for picture in pictures:
+            # While they are bytes: planes or pixels, as the model will read them.
+            picture = picture.contiguous(memory_format=self._layout(picture))
             scores = self._seen((picture - self.mean) / self.std)
             if total is None:
                 total = scores
@@ -71,10 +73,12 @@ class Labeller(nn.Module):
         assert total is not None
         return self.merge(total / len(pictures))
 
+    def _layout(self, picture: Tensor) -> torch.memory_format:
+        quick = self.precision != "fp32" and picture.is_cuda
+        return torch.channels_last if quick else torch.contiguous_format
+
     def _seen(self, images: Tensor) -> Tensor:
         """(B, 3, S, S) -> (B, K, h, w) float32."""
-        if self.precision != "fp32" and images.is_cuda:
-            images = images.contiguous(memory_format=torch.channels_last)
         with torch.autocast(images.device.type, PRECISIONS[self.precision], enabled=self.precision != "fp32"):
             scores = self.places(images).float()
             return (scores + self.places(images.flip(3)).float().flip(3)) / 2 if self.flip else scores

@@ -4,31 +4,41 @@ Shapes: B batch, S side of the picture in pixels (one for each scale).
 
 The batches of all pictures are dealt to the processes in turn. A batch holds the same pictures however many processes
 there are and wherever an earlier run stopped, and so its label maps are the same to the bit.
+
+Whoever decodes writes straight into memory that batches take turns in: nothing is sent from process to process but
+which pictures are there. (Fresh shared memory for every batch cost the reading process a tenth of a millisecond a
+picture, in page faults alone.)
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from alltokens.data.datasets import load_picture
 from alltokens.data.picture_source import PictureSource
 from alltokens.data.pictures import UnreadablePicture, decode_picture
-from alltokens.data.transforms import EvalTransform
+from alltokens.data.transforms import RESAMPLING, EvalTransform, resized_pixels
+from alltokens.errors import UserError
 
 Picture = Image.Image | bytes | Path
-Squashed = tuple[tuple[Tensor, ...], str]  # (3, S, S) uint8 in each scale, and what was wrong with the picture
+
+_PIECE = 16  # pictures that a worker takes at a time
+_AHEAD = 2  # pieces for each worker, batches for threads
+_SHARED_MEMORY = Path("/dev/shm")
+_NICE = 5  # workers give way to the process that feeds the device, if there are not cores enough for all
 
 
 @dataclass(frozen=True)
@@ -44,15 +54,19 @@ class View:
     center_crop: bool = False
 
     def __call__(self, picture: Image.Image) -> tuple[Tensor, ...]:
+        """(S, S, 3) uint8 in each scale."""
         return tuple(self._at(picture, size) for size in self.sizes)
 
-    def nothing(self) -> tuple[Tensor, ...]:
-        """What stands in a batch for a picture that cannot be read."""
-        return tuple(torch.zeros(3, size, size, dtype=torch.uint8) for size in self.sizes)
+    @property
+    def enough(self) -> int | None:
+        """Sides from which on a picture tells no more: what is left of it is still averaged over two pixels or more."""
+        return None if self.center_crop else 2 * max(self.sizes)
 
     def _at(self, picture: Image.Image, size: int) -> Tensor:
-        transform = EvalTransform(size, 1.0, self.interpolation, mode="center" if self.center_crop else "squash")
-        return torch.from_numpy(np.array(transform.shown(picture))).permute(2, 0, 1).contiguous()
+        if self.center_crop:
+            shown = EvalTransform(size, 1.0, self.interpolation).shown(picture)
+            return torch.frombuffer(bytearray(shown.tobytes()), dtype=torch.uint8).view(size, size, 3)
+        return resized_pixels(picture, (0, 0, *picture.size), (size, size), RESAMPLING[self.interpolation])
 
 
 class Job(NamedTuple):
@@ -64,14 +78,42 @@ class Job(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A job's pictures, ready for the device."""
+    """A job's pictures. They are there until the next batch is asked for."""
 
     job: Job
-    pictures: tuple[Tensor, ...]  # (B, 3, S, S) uint8 in each scale
+    pictures: tuple[Tensor, ...]  # (B, S, S, 3) uint8 in each scale, (B, 3, S, S) on the device
     problems: list[str]  # B of them, empty where all is well
 
-    def pinned(self) -> Batch:
-        return self._replace(pictures=tuple(picture.pin_memory() for picture in self.pictures))
+
+class Slots:
+    """Memory for some batches; `shared` with all processes that are forked or started with it."""
+
+    def __init__(self, view: View, batch_size: int, count: int, shared: bool = False) -> None:
+        self.view, self.count = view, count
+        with torch.inference_mode(False):  # threads and processes that are not in it write here
+            shapes = [(count, batch_size, size, size, 3) for size in view.sizes]
+            self._memory = [torch.empty(shape, dtype=torch.uint8) for shape in shapes]
+        if shared:
+            _check_shared_memory(sum(memory.nbytes for memory in self._memory))
+            self._memory = [memory.share_memory_() for memory in self._memory]
+
+    def fill(self, slot: int, row: int, read: Callable[[], Image.Image]) -> str:
+        """Put a picture where it belongs; what was wrong with it, if anything. Its place then stays black."""
+        try:
+            parts, problem = self.view(read()), ""
+        except UnreadablePicture as error:
+            parts, problem = None, str(error)
+        for at, memory in enumerate(self._memory):
+            if parts is None:
+                memory[slot, row].zero_()
+            else:
+                memory[slot, row].copy_(parts[at])
+        return problem
+
+    def batch(self, number: int, job: Job, problems: list[str]) -> Batch:
+        """The `number`th of all batches, from its slot."""
+        count = len(job.keys)
+        return Batch(job, tuple(memory[number % self.count, :count] for memory in self._memory), problems)
 
 
 def deal(
@@ -96,65 +138,112 @@ def deal(
 
 
 def read_source(
-    source: PictureSource, jobs: Iterator[Job], view: View, max_pixels: int, workers: int, pin_memory: bool
-) -> Iterator[Batch]:
+    source: PictureSource, jobs: Iterator[Job], view: View, max_pixels: int, workers: int, batch_size: int
+) -> Generator[Batch]:
     """The jobs' pictures, read by `workers` processes (0: by this one)."""
+    pieces_each = -(-batch_size // _PIECE)
+    # Before the last of the pieces under way the reader is at most so many batches ahead of what is asked for.
+    slots = Slots(view, batch_size, -(-_AHEAD * workers // pieces_each) + 1, shared=workers > 0)
     waiting: deque[Job] = deque()
 
-    def indices() -> Iterator[list[int]]:
-        for job in jobs:
+    def pieces() -> Iterator[_Piece]:
+        for number, job in enumerate(jobs):
             waiting.append(job)
-            yield job.pictures
+            for piece in range(pieces_each):  # also where it is empty: the count of slots relies on it
+                start = piece * _PIECE
+                yield _Piece(number % slots.count, start, job.pictures[start : start + _PIECE])
 
     loader = DataLoader(
-        _Squashed(source, view, max_pixels),
-        batch_sampler=indices(),  # pyright: ignore[reportArgumentType]
+        _Filling(source, slots, max_pixels),
+        batch_size=None,
+        sampler=pieces(),  # pyright: ignore[reportArgumentType]
         num_workers=workers,
-        pin_memory=pin_memory,
+        prefetch_factor=_AHEAD if workers else None,
+        collate_fn=_as_it_is,
+        worker_init_fn=_give_way,
         generator=torch.Generator(),
     )
-    for pictures, problems in loader:
-        yield Batch(waiting.popleft(), tuple(pictures), list(problems))
+    problems: list[str] = []
+    number = 0
+    for piece, found in enumerate(loader, start=1):
+        problems += found
+        if piece % pieces_each == 0:
+            yield slots.batch(number, waiting.popleft(), problems)
+            problems, number = [], number + 1
 
 
-def read_stream(jobs: Iterator[Job], view: View, max_pixels: int, workers: int, pin_memory: bool) -> Iterator[Batch]:
+def read_stream(jobs: Iterator[Job], view: View, max_pixels: int, workers: int, batch_size: int) -> Generator[Batch]:
     """The pictures of a stream, decoded by threads while the batches before them are labelled."""
-    with ThreadPoolExecutor(max(1, workers)) as threads:
-        ahead: deque[tuple[Job, list[Future[Squashed]]]] = deque()
-        for job in jobs:
+    slots = Slots(view, batch_size, _AHEAD + 1)
+    ahead: deque[tuple[Job, list[Future[str]]]] = deque()
+    threads = ThreadPoolExecutor(max(1, workers))
+
+    def collected(number: int) -> Batch:
+        job, futures = ahead.popleft()
+        return slots.batch(number, job, [future.result() for future in futures])
+
+    def decoded(slot: int, row: int, picture: Picture, key: str) -> str:
+        return slots.fill(slot, row, lambda: _decoded(picture, key, max_pixels, view.enough))
+
+    try:
+        number = -1
+        for number, job in enumerate(jobs):
+            slot = number % slots.count
             named = zip(job.pictures, job.keys, strict=True)
-            ahead.append((job, [threads.submit(_decoded, view, max_pixels, *pair) for pair in named]))
-            if len(ahead) > 2:
-                yield _collected(*ahead.popleft(), pin_memory)
+            ahead.append((job, [threads.submit(decoded, slot, row, *pair) for row, pair in enumerate(named)]))
+            if len(ahead) > _AHEAD:
+                yield collected(number - _AHEAD)
         while ahead:
-            yield _collected(*ahead.popleft(), pin_memory)
+            yield collected(number + 1 - len(ahead))
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
-def _collected(job: Job, futures: list[Future[Squashed]], pin_memory: bool) -> Batch:
-    pictures, problems = default_collate([future.result() for future in futures])
-    batch = Batch(job, tuple(pictures), list(problems))
-    return batch.pinned() if pin_memory else batch
-
-
-def _decoded(view: View, max_pixels: int, picture: Picture, key: str) -> Squashed:
+def _decoded(picture: Picture, key: str, max_pixels: int, enough: int | None) -> Image.Image:
     try:
         encoded = picture.read_bytes() if isinstance(picture, Path) else picture
-        return view(decode_picture(encoded, max_pixels=max_pixels, name=key)), ""
-    except UnreadablePicture as error:
-        return view.nothing(), str(error)
     except OSError as error:
-        return view.nothing(), f"{key}: cannot be read ({error.strerror or error})"
+        raise UnreadablePicture(f"{key}: cannot be read ({error.strerror or error})") from error
+    return decode_picture(encoded, max_pixels=max_pixels, enough=enough, name=key)
 
 
-class _Squashed(Dataset[Squashed]):
-    def __init__(self, source: PictureSource, view: View, max_pixels: int) -> None:
-        self.source, self.view, self.max_pixels = source, view, max_pixels
+class _Piece(NamedTuple):
+    """Some pictures of a batch, and where they belong."""
 
-    def __len__(self) -> int:
-        return len(self.source)
+    slot: int
+    start: int
+    indices: list[int]
 
-    def __getitem__(self, index: int) -> Squashed:
-        try:
-            return self.view(load_picture(self.source, index, self.max_pixels)), ""
-        except UnreadablePicture as error:
-            return self.view.nothing(), str(error)
+
+class _Filling(Dataset[list[str]]):
+    """`filling[piece]` puts a piece's pictures into their slot and says what was wrong with each."""
+
+    def __init__(self, source: PictureSource, slots: Slots, max_pixels: int) -> None:
+        self.source, self.slots, self.max_pixels = source, slots, max_pixels
+
+    def __getitem__(self, piece: _Piece) -> list[str]:
+        return [
+            self.slots.fill(piece.slot, piece.start + at, lambda index=index: self._read(index))
+            for at, index in enumerate(piece.indices)
+        ]
+
+    def _read(self, index: int) -> Image.Image:
+        return load_picture(self.source, index, self.max_pixels, self.slots.view.enough)
+
+
+def _check_shared_memory(needed: int) -> None:
+    """What does not fit there is found out by a signal that kills, and containers often have 64 MB."""
+    if _SHARED_MEMORY.is_dir() and needed > (free := shutil.disk_usage(_SHARED_MEMORY).free):
+        raise UserError(
+            f"the pictures that workers read ahead need {needed:,} bytes of shared memory, and {_SHARED_MEMORY} has "
+            f"{free:,} left; take fewer workers, a smaller batch_size, or give the container more (docker --shm-size)"
+        )
+
+
+def _as_it_is(problems: list[str]) -> list[str]:
+    return problems
+
+
+def _give_way(worker: int) -> None:
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
