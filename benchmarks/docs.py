@@ -12,9 +12,10 @@ from pathlib import Path
 from alltokens.cli.bench import BENCHES
 from alltokens.report.style import as_svg
 from alltokens.study.page import draw_study
-from alltokens.study.plan import Paper, load_study
+from alltokens.study.plan import load_study
 from alltokens.study.results import read_results
-from alltokens.study.table import ENOUGH, ArmResult, Compared, columns, compare, number, sentences, signed
+from alltokens.study.table import ENOUGH, Compared, columns, compare, number, sentences
+from benchmarks.findings import findings, in_short
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -57,6 +58,7 @@ def results_page(compared: Sequence[Compared]) -> str:
         devices = sorted({f"{row.device}, torch {row.torch}" for row in used})
         commits = sorted({row.commit for row in used if row.commit})
         lines += [f"{len(runs)} runs on {'; '.join(devices)}; commits {', '.join(commits) or 'not known'}.", ""]
+        lines += ["## In short", "", *in_short(compared), ""]
     else:
         lines += ["**No study has been run yet**: the tables below are empty, and nothing is claimed.", ""]
     for one in compared:
@@ -86,39 +88,14 @@ def section(one: Compared) -> list[str]:
             for arm in one.arms
         ],
     )
-    lines += [""] + [f"[{place}] {paper.source}: {paper.setting}." for place, paper in enumerate(plan.paper, 1)]
+    lines += [""] + [f"- [{place}] {paper.source}: {paper.setting}." for place, paper in enumerate(plan.paper, 1)]
     if plan.paper:
         lines.append("")
     picture = f"images/study_{one.study.name}.svg"
     lines += [f"![{one.study.name}: top-1 of every seed, means with their 95 % intervals]({picture})", ""]
-    for sentence in [*sentences(one), *plan.notes, *verdicts(one)]:
-        lines.append(f"- {sentence}")
+    lines += ["What came of it:", "", *(f"- {found.text}" for found in findings(one)), ""]
+    lines += ["To be read with it:", "", *(f"- {sentence}" for sentence in [*sentences(one), *plan.notes])]
     return [*lines, ""]
-
-
-def verdicts(one: Compared) -> list[str]:
-    """Each published difference beside ours: seen, not seen, or not to be told."""
-    return [
-        f"{arm.arm} against {arm.baseline}: {verdict(arm, paper)}"
-        for paper in one.study.plan.paper
-        for arm in one.arms
-        if arm.baseline is not None and {arm.arm, arm.baseline} <= set(paper.top1)
-    ]
-
-
-def verdict(arm: ArmResult, paper: Paper) -> str:
-    test = arm.comparison
-    published = paper.top1[arm.arm] - paper.top1[arm.baseline or ""]
-    beside = f"published {signed(published)} ({paper.source})"
-    if test is None or test.n < ENOUGH:
-        return f"too few seeds for a claim; {beside}."
-    ours = f"ours {signed(test.difference)} ({signed(test.low)} to {signed(test.high)}, n = {test.n})"
-    if test.low > 0 or test.high < 0:
-        agrees = "agrees in direction" if test.difference * published > 0 else "disagrees"
-        return f"{agrees}: {ours}, {beside}."
-    if abs(published) >= test.detectable:
-        return f"not seen here, though one as large as published would probably have shown: {ours}, {beside}."
-    return f"cannot be told: one as small as published would not have shown: {ours}, {beside}."
 
 
 def performance_page(folder: Path) -> str:

@@ -5,12 +5,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks import device, docs
+from benchmarks import device, docs, findings
 
 from alltokens.cli import main
 from alltokens.study.page import report_section
 from alltokens.study.plan import load_study
 from alltokens.study.results import Result, append_result, read_results
+from alltokens.study.student import paired
 from alltokens.study.table import compare
 from tests.conftest import ROOT
 
@@ -37,7 +38,9 @@ def study(tmp_path):
 
 def add(study, arm, values, **more):
     for seed, value in enumerate(values):
-        row = Result(study.name, arm, seed, "done", top1=value, settings=study.settings(arm), pictures_per_second=9.0)
+        speed = 1.0 if seed == 0 else 9.0  # the first run of a process compiles
+        settings = study.settings(arm)
+        row = Result(study.name, arm, seed, "done", value, settings=settings, pictures_per_second=speed, **more)
         append_result(study.file.with_name("results.csv"), row)
 
 
@@ -45,30 +48,48 @@ def compared(study):
     return compare(study, read_results(study.file.with_name("results.csv")))
 
 
-def test_verdicts_follow_from_intervals(study):
+def test_findings_follow_from_intervals(study):
     add(study, "base", [50 + noise for noise in NOISE])
     add(study, "better", [52 + 2 * noise for noise in NOISE])
     add(study, "same", [50 - 4 * noise for noise in NOISE])
     add(study, "worse", [49 - noise for noise in NOISE])
     one = compared(study)
-    said = docs.verdicts(one)
-    assert said[0].startswith("better against base: agrees in direction: ours +2.00 (")
-    assert "n = 5), published +2.00 (Some paper)" in said[0]
-    assert said[1].startswith("same against base: cannot be told")
-    assert said[2].startswith("worse against base: disagrees: ours -1.00 (")
-    page = docs.results_page([one])
+    better, same, worse = findings.findings(one)
+    # Differences 2 + noise, whose standard deviation is 0.158: t(4 degrees) 2.776 * 0.158 / sqrt(5) = 0.196.
+    assert better.text == (
+        "better against base: published +2.00 [1], here +2.00 (+1.80 to +2.20), n = 5: "
+        "the interval leaves zero out, in the published direction."
+    )
+    assert worse.text.startswith("worse against base: published +1.00 [1], here -1.00 (")
+    assert worse.text.endswith(", in the opposite direction.")
+    assert same.text.endswith("a true difference of 1.31 would probably have shown, and the published one is smaller.")
+    assert (better.kind, same.kind, worse.kind) == (findings.AGREES, findings.OPEN, findings.CONTRADICTS)
+    page = docs.results_page([one, one])
     assert re.search(r"\| better \| 5 \| 52\.00 \| .* \| 72\.0 \|", page)
-    assert "Some paper: large and long." in page
+    assert "- [1] Some paper: large and long." in page
+    assert f"- {better.text}\n" in page
+    # A study that shares its arms with an earlier one adds nothing to the summary.
+    assert page.count("\n- [help](#help), ") == 3
+    assert f"**{findings.AGREES}**\n\n- [help](#help), {better.name}: {better.numbers}\n" in page
 
 
 def test_a_difference_that_would_have_shown_and_too_few_seeds(study):
-    add(study, "base", [50 + noise for noise in NOISE])
-    add(study, "better", [50 + 1.01 * noise for noise in NOISE])
+    add(study, "base", [50 + noise for noise in NOISE], token_iou=30.0)
+    add(study, "better", [50 + 1.01 * noise for noise in NOISE], token_iou=31.0)
     add(study, "worse", [40.0] * 4)
-    said = docs.verdicts(compared(study))
-    assert said[0].startswith("better against base: not seen here, though one as large as published")
-    assert said[1].startswith("same against base: too few seeds for a claim")
-    assert said[2].startswith("worse against base: too few seeds for a claim")
+    better, iou, same, worse = findings.findings(compared(study))
+    assert better.kind == findings.MISSED
+    assert (
+        iou.text == "better against base, token IoU: here +1.00 (+1.00 to +1.00), n = 5: the interval leaves zero out."
+    )
+    assert iou.kind == findings.SEEN
+    assert same.text == (
+        "same against base: published +0.10 [1], here not enough runs: "
+        "undecided, of fewer than 5 seeds nothing is claimed."
+    )
+    assert "n = 4: undecided" in worse.text
+    assert same.kind == worse.kind == findings.FEW
+    assert findings.judge(paired([51.0, 49.0] * 3, [50.0] * 6), None)[0] == findings.UNSEEN
 
 
 def test_no_results_are_said_to_be_none(study, tmp_path):
@@ -79,13 +100,15 @@ def test_no_results_are_said_to_be_none(study, tmp_path):
 
 
 def test_a_page_of_a_study_and_the_command(study, tmp_path, capsys):
-    add(study, "base", [50, 51])
-    add(study, "better", [52, 52.5])
+    add(study, "base", [50, 51, 50.5])
+    add(study, "better", [52, 52.5, 52.25])
     assert (
         main(["study", "show", str(study.file), "--page", str(tmp_path / "p.html"), "--csv", str(tmp_path / "c.csv")])
         == 0
     )
-    assert "+1.75" in capsys.readouterr().out
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("better"))
+    assert "+1.75" in line
+    assert line.endswith(" 9")  # pictures/s: the median
     page = (tmp_path / "p.html").read_text()
     assert "does it help" in page
     assert "+1.75" in page
@@ -93,7 +116,7 @@ def test_a_page_of_a_study_and_the_command(study, tmp_path, capsys):
     title, section = report_section(study.file)
     assert title == "Study help"
     assert section in page
-    assert (tmp_path / "c.csv").read_text().splitlines()[2].startswith("help,better,2,0,52.25,")
+    assert (tmp_path / "c.csv").read_text().splitlines()[2].startswith("help,better,3,0,52.25,")
     assert main(["study", "show", str(tmp_path / "hepl.yaml")]) == 2
     assert main(["study", "shw", str(study.file)]) == 2
     assert "Did you mean 'show'" in capsys.readouterr().err

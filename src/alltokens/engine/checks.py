@@ -93,6 +93,10 @@ def _ranges(config: RunConfig) -> None:
     for name, (low, high) in {"augment.scale": augment.scale, "augment.ratio": augment.ratio}.items():
         if not 0 < low <= high:
             raise UserError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
+    if augment.rand_augment is not None:
+        from alltokens.data.augment import RandAugment
+
+        RandAugment.parse(augment.rand_augment)
     if config.schedule.warmup_epochs >= train.epochs + config.schedule.cooldown_epochs:
         raise UserError(
             f"schedule.warmup_epochs ({config.schedule.warmup_epochs}) must be fewer than train.epochs ({train.epochs})"

@@ -27,7 +27,7 @@ def draw_study(compared: Compared) -> Drawing:
         axes.axvline(baseline, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
     for place, arm in enumerate(arms):
         values = arm.values("top1")
-        axes.plot(values, [place] * len(values), "o", color=FAINT, markersize=3, alpha=0.7)
+        axes.plot(values, [place + 0.22] * len(values), "o", color=FAINT, markersize=3, alpha=0.8)
         mean, half = arm.mean(), arm.half_interval()
         colour = COLOURS[1] if arm.baseline is None else COLOURS[0]
         axes.errorbar([mean], [place], xerr=None if half is None else [half], fmt="o", color=colour, capsize=3)

@@ -82,14 +82,20 @@ def compare(study: Study, rows: Sequence[Result]) -> Compared:
         baseline = study.baseline_of(arm)
         comparison = None
         if baseline is not None:
-            other = {seed: row for seed, row in found[baseline].items() if row.status == "done"}
-            pairs = [(row.top1, other[seed].top1) for seed, row in good.items() if seed in other]
-            both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-            comparison = paired([ours for ours, _ in both], [theirs for _, theirs in both])
+            other = [row for row in found[baseline].values() if row.status == "done"]
+            comparison = over_equal_seeds(tuple(good.values()), other)
         settings = study.settings(arm)
         behind = stale(rows, study.name, arm, settings)
         arms.append(ArmResult(arm, settings, tuple(good.values()), bad, baseline, comparison, behind))
     return Compared(study, tuple(arms))
+
+
+def over_equal_seeds(ours: Sequence[Result], baseline: Sequence[Result], name: str = "top1") -> Comparison | None:
+    """A number of two arms, over the seeds that both have."""
+    theirs = {row.seed: getattr(row, name) for row in baseline}
+    pairs = [(getattr(row, name), theirs.get(row.seed)) for row in ours]
+    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    return paired([one for one, _ in both], [other for _, other in both])
 
 
 Column = tuple[str, Callable[[ArmResult], str]]
