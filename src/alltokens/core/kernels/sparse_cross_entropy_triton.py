@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 CLASSES_AT_ONCE = 2048
-ENTRIES_AT_ONCE = 64
+ENTRIES_AT_ONCE = 128
 
 
 @triton.jit
@@ -84,14 +84,11 @@ def _backward(
     for start in range(0, entries, BLOCK_M):
         entry = start + tl.arange(0, BLOCK_M)
         there = entry < entries
-        number = tl.load(ids + token * entries + entry, mask=there, other=0)
+        number = tl.load(ids + token * entries + entry, mask=there, other=0).to(tl.int32)
         listed = tl.zeros([BLOCK_M], tl.float32)
-        for other_start in range(0, entries, BLOCK_M):
-            other = other_start + tl.arange(0, BLOCK_M)
-            known = other < entries
-            other_number = tl.load(ids + token * entries + other, mask=known, other=-1)
-            part = tl.load(probabilities + token * entries + other, mask=known, other=0.0)
-            listed += tl.sum(tl.where(number[:, None] == other_number[None, :], part[None, :], 0.0), 1)
+        for other in range(entries):
+            part = tl.load(probabilities + token * entries + other)
+            listed += tl.where(number == tl.load(ids + token * entries + other).to(tl.int32), part, 0.0)
         value = tl.load(row + number, mask=there, other=0.0).to(tl.float32)
         value = whole * tl.exp(value - log_total) - everywhere - listed
         for label in range(COMMON):
