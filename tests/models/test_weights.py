@@ -34,6 +34,15 @@ def test_a_weight_file_of_the_same_model_loads_whole(tmp_path):
     assert all(torch.equal(v, target.state_dict()[k]) for k, v in source.state_dict().items())
 
 
+def test_weights_in_float16_are_read_into_the_model_s_own_type(tmp_path):
+    source, target = vit().half(), vit(img_size=64)
+    torch.save(source.state_dict(), tmp_path / "a.pth")
+    assert load_weights(target, tmp_path / "a.pth") == []
+    assert {value.dtype for value in target.state_dict().values()} == {torch.float32}
+    assert torch.equal(target.head.weight, source.head.weight.float())
+    assert torch.equal(target.pos_embed, resize_positions(source.pos_embed.float(), (8, 8), prefix=1))
+
+
 def test_another_picture_size_and_class_count(tmp_path):
     source, target = vit(), vit(img_size=64, num_classes=7)
     torch.save(source.state_dict(), tmp_path / "a.pth")

@@ -42,8 +42,8 @@ def load_weights(model: nn.Module, path: str | Path) -> list[str]:
     if isinstance(model, TokenClassifier):
         return _load_wrapped(model, find_weights(Path(path)))
     file = find_weights(Path(path))
-    given = read_weights(file)
     own = model.state_dict()
+    given = {name: value.to(own[name].dtype) if name in own else value for name, value in read_weights(file).items()}
     heads = classifier_names(model)
     fresh = _changed_heads(own, given, heads) | _one_sided_dense_head(own, given)
     wanted = {name: value for name, value in given.items() if name.split(".")[0] not in fresh and name not in fresh}
