@@ -93,7 +93,10 @@ def section(one: Compared) -> list[str]:
         lines.append("")
     picture = f"images/study_{one.study.name}.svg"
     lines += [f"![{one.study.name}: top-1 of every seed, means with their 95 % intervals]({picture})", ""]
-    lines += ["What came of it:", "", *(f"- {found.text}" for found in findings(one)), ""]
+    missing = [arm.arm for arm in one.arms if arm.baseline is not None and arm.comparison is None]
+    found = [f"- {finding.text}" for finding in findings(one)]
+    found += [f"- Not run yet, or too seldom to be compared: {', '.join(missing)}."] * bool(missing)
+    lines += ["What came of it:", "", *found, ""]
     lines += ["To be read with it:", "", *(f"- {sentence}" for sentence in [*sentences(one), *plan.notes])]
     return [*lines, ""]
 

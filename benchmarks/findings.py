@@ -22,9 +22,9 @@ MEASURES = {"top1": "", "token_accuracy": ", token accuracy", "pointing": ", poi
 
 class Finding(NamedTuple):
     kind: str  # one of KINDS
+    verdict: str
     name: str
     numbers: str  # ours, and what was published
-    verdict: str
     of: tuple[str, ...]  # both arms' settings and the measure: studies that share arms share findings
 
     @property
@@ -33,7 +33,10 @@ class Finding(NamedTuple):
 
 
 def findings(one: Compared) -> list[Finding]:
-    """Of top-1, once for each paper that has both arms; of token predictions where they were measured."""
+    """Of top-1, once for each paper that has both arms; of token predictions where they were measured.
+
+    Arms that have no two seeds in common with their baseline are not among them.
+    """
     found: list[Finding] = []
     for arm in one.arms:
         if arm.baseline is None:
@@ -49,26 +52,20 @@ def findings(one: Compared) -> list[Finding]:
         leak = f" (labels {', '.join(sorted(map(str, leaky)))}: see the leak)" if leaky else ""
         for measure, words in MEASURES.items():
             test = over_equal_seeds(arm.rows, other.rows, measure)
-            if test is None and measure != "top1":
+            if test is None:
                 continue
             name = f"{arm.arm} against {other.arm}{words}{leak}"
             of = (*sorted((arm.settings, other.settings)), measure)
             for published, place in papers if measure == "top1" and papers else [(None, 0)]:
                 beside = "" if published is None else f"published {signed(published)} [{place}], "
-                kind, verdict = judge(test, published)
-                found.append(Finding(kind, name, beside + numbers(test), verdict, of))
+                ours = f"here {signed(test.difference)} ({interval(test)}), n = {test.n}"
+                found.append(Finding(*judge(test, published), name, beside + ours, of))
     return found
 
 
-def numbers(test: Comparison | None) -> str:
-    return (
-        "here not enough runs" if test is None else f"here {signed(test.difference)} ({interval(test)}), n = {test.n}"
-    )
-
-
-def judge(test: Comparison | None, published: float | None) -> tuple[str, str]:
+def judge(test: Comparison, published: float | None) -> tuple[str, str]:
     """The kind of a finding and its words. Of few seeds nothing is claimed, whatever they say."""
-    if test is None or test.n < ENOUGH:
+    if test.n < ENOUGH:
         return FEW, f"undecided, of fewer than {ENOUGH} seeds nothing is claimed"
     if test.low > 0 or test.high < 0:
         decided = "the interval leaves zero out"
