@@ -172,9 +172,9 @@ class AnnotateCommand:
     image_size: int | None = None
     """Side of what the annotator sees; the default is its own."""
     seconds: float | None = None
-    """About how long the forward passes of one annotation take; the default is 6 (on a CPU 2)."""
+    """About how long one annotation takes; the default is 4 (on a CPU 2)."""
     rounds: int | None = None
-    """How often both arms are timed, in turn; the default is 5."""
+    """How often all arms are timed, in turn; the default is 5."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     """In which the annotator computes: the default is bf16 (on a CPU fp32)."""
     workers: int | None = None
@@ -189,13 +189,12 @@ class AnnotateCommand:
 def annotate(words: Sequence[str]) -> int:
     program = f"{PROGRAM} annotate"
     if asks_for_help(words):
-        show_help(AnnotateCommand(), program, "Making labels beside the annotator's forward pass alone.")
+        show_help(AnnotateCommand(), program, "Making labels beside the forward pass and the reading alone.")
         return 0
     command = read(AnnotateCommand(), words, program)
+    from alltokens.bench.annotate import bench_annotate, limits
 
     def rows(progress: Callable[[str], None]) -> Sequence[Row]:
-        from alltokens.bench.annotate import bench_annotate
-
         return bench_annotate(
             command.models,
             command.data,
@@ -209,7 +208,8 @@ def annotate(words: Sequence[str]) -> int:
             progress=progress,
         )
 
-    _measure(rows, command.csv, command.json)
+    measured = _measure(rows, command.csv, command.json)
+    print("", *limits(measured), sep="\n")
     return 0
 
 
@@ -269,7 +269,7 @@ BENCHES = {
     "data": Bench("transform and loader beside timm's; the device cache beside a fixed batch", data),
     "tl_align": Bench("a CutMix step beside a TL-Align step and TL-Align as published", tl_align),
     "labels": Bench("label maps read by key, beside one .pt file for each picture", labels),
-    "annotate": Bench("making label maps beside the annotator's forward pass alone", annotate),
+    "annotate": Bench("making label maps beside the annotator's forward pass and the reading alone", annotate),
     "token_labels": Bench(
         "a step with the class label alone, with token labels, and with those as published", token_labels
     ),

@@ -63,9 +63,9 @@ class Labeller(nn.Module):
         """(B, L, h, w) float32."""
         total: Tensor | None = None
         for picture in pictures:
-            # While they are bytes: planes or pixels, as the model will read them.
+            # Planes or pixels, as the model will read them, while they are bytes; then numbers, then in place.
             picture = picture.contiguous(memory_format=self._layout(picture))
-            scores = self._seen((picture - self.mean) / self.std)
+            scores = self._seen(picture.float().sub_(self.mean).div_(self.std))
             if total is None:
                 total = scores
             else:
