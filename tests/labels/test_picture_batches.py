@@ -79,14 +79,14 @@ def test_a_picture_is_shown_as_pillow_squashes_it(interpolation):
 
 
 def test_a_large_jpeg_is_decoded_as_small_as_still_shows_the_same(tmp_path):
-    Image.fromarray(render_scenes(1, 400).pictures[0]).save(tmp_path / "large.jpg", quality=95)
+    Image.fromarray(render_scenes(1, 600).pictures[0]).save(tmp_path / "large.jpg", quality=95)
     source = open_source(tmp_path, labelled=False)
-    for view, side in ((View((40, 50)), 100), (View((120,)), 400), (View((40,), center_crop=True), 400)):
+    for view, side in ((View((40, 50)), 150), (View((120,)), 600), (View((40,), center_crop=True), 600)):
         filling = picture_batches._Filling(source, picture_batches.Slots(view, 1, 1), MAX_PIXELS)
         assert filling._read(0).size == (side, side)
     small = View((40,))(picture_batches._Filling(source, picture_batches.Slots(View((40,)), 1, 1), MAX_PIXELS)._read(0))
     whole = np.asarray(Image.open(tmp_path / "large.jpg").resize((40, 40), Image.Resampling.BICUBIC)).astype(int)
-    assert np.abs(small[0].numpy() - whole).mean() < 0.6  # of 255 levels
+    assert np.abs(small[0].numpy() - whole).mean() < 0.4  # of 255 levels
 
 
 def test_workers_without_shared_memory_are_refused(pictures, tmp_path, monkeypatch):

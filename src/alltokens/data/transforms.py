@@ -200,22 +200,21 @@ def resized_crop(
     picture: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int], resample: Image.Resampling
 ) -> Image.Image:
     """The box (left, top, right, bottom) of an RGB picture, antialiased, at (height, width)."""
+    height, width = size
+    if max((box[2] - box[0]) / width, (box[3] - box[1]) / height) >= _MUCH_SMALLER:
+        return picture.resize((width, height), resample, box=box, reducing_gap=_MUCH_SMALLER / 2)
     pixels = resized_pixels(picture, box, size, resample).contiguous()
-    return Image.frombuffer("RGB", (size[1], size[0]), pixels.numpy(), "raw", "RGB", 0, 1)
+    return Image.frombuffer("RGB", (width, height), pixels.numpy(), "raw", "RGB", 0, 1)
 
 
 def resized_pixels(
     picture: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int], resample: Image.Resampling
 ) -> Tensor:
-    """The same as (height, width, 3) uint8.
+    """The same as (height, width, 3) uint8, whatever the sizes.
 
     torch has PIL's own filter for bytes and runs it two to five times as fast. (Its two passes may come in the other
     order; what overshoots in between is cut off, which shows in noise only.)
     """
-    height, width = size
-    if max((box[2] - box[0]) / width, (box[3] - box[1]) / height) >= _MUCH_SMALLER:
-        small = picture.resize((width, height), resample, box=box, reducing_gap=_MUCH_SMALLER / 2)
-        return torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3)
     cropped = torch.frombuffer(bytearray(picture.crop(box).tobytes()), dtype=torch.uint8)
     cropped = cropped.view(1, box[3] - box[1], box[2] - box[0], 3).permute(0, 3, 1, 2)  # channels last
     mode = "bicubic" if resample == Image.Resampling.BICUBIC else "bilinear"
