@@ -5,7 +5,7 @@ Shapes: B batch, H heads, T queries, S keys, D channels of a head.
 A second product of query and key is the dear part of following a share. Here one forward gives both the attention's
 output and the share, and PyTorch's own backward runs on the tensors as they were: output and gradients are those of
 `scaled_dot_product_attention` up to the last digit. On a GPU the forward is a Triton kernel; on a CPU the share rides
-as further channels of the value in PyTorch's own fused forward.
+as one more channel of the value in PyTorch's own fused forward.
 """
 
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false, reportFunctionMemberAccess=false
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LANES = 8  # channels that are added on a CPU; fused attention wants vectors, and query, key and value of one size
 FLASH, EFFICIENT, CUDNN = 1, 2, 3  # torch.nn.attention.SDPBackend
 ALIGNMENT = 32  # of the log-sum-exp that memory-efficient attention keeps
 BIAS_ROW = 16  # a multiple of so many elements is a row of a bias to be
@@ -64,20 +63,24 @@ def attention_with_share(
     The share has no gradient.
     """
     assert bias is None
+    return _carried_on_cpu(query, key, value, share, scale)
+
+
+def _carried_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     channels = value.shape[-1]
+    nought = query.new_zeros(1, 1, 1, 1)  # fused attention wants query, key and value of one size
     wide, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        _widened(query, query.new_zeros(1, 1, 1, 1)),
-        _widened(key, key.new_zeros(1, 1, 1, 1)),
-        _widened(value, share.to(value.dtype)[:, None, :, None]),
-        scale=scale,
+        _widened(query, nought), _widened(key, nought), _widened(value, share[:, None, :, None]), scale=scale
     )
     # Laid out token by token, as the projection after attention reads it; fixed here, it differs between versions.
-    attended = wide[..., :channels].transpose(1, 2).contiguous().transpose(1, 2)
-    return attended, wide[..., channels].mean(1), log_sum.contiguous()
+    return _by_token(wide[..., :channels]), wide[..., channels].mean(1), log_sum.contiguous()
 
 
 def _widened(tensor: Tensor, filling: Tensor) -> Tensor:
-    return torch.cat([tensor, filling.expand(*tensor.shape[:3], LANES)], -1)
+    """(B, H, S, D + 1)"""
+    return torch.cat([tensor, filling.expand(*tensor.shape[:3], 1)], -1)
 
 
 if HAS_TRITON:
@@ -140,6 +143,23 @@ def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, T
 
 
 attention_with_share.register_autograd(_backward, setup_context=_keep)
+
+
+class _OnCpu(torch.autograd.Function):
+    """The same, without what `register_autograd` wraps around it: on a CPU that costs as much as the share."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, share: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        output = _carried_on_cpu(query, key, value, share, scale)
+        _keep(ctx, (query, key, value, share, scale, None), output)
+        return output
+
+    backward = staticmethod(_backward)
+
+
+torch.library.impl("alltokens::attention_with_share", "AutogradCPU", _OnCpu.apply)
 
 
 @torch.library.custom_op("alltokens::attention_with_share_backward", mutates_args=(), device_types="cuda")
