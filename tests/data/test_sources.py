@@ -5,6 +5,7 @@ import json
 import pickle
 import tarfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,33 @@ def test_a_saved_hugging_face_dataset(saved: Path) -> None:
     assert content(val) == {"test/00000000": ("dog", 7)}
     with pytest.raises(UserError, match="several splits; say which of train, test"):
         open_source(saved / "saved")
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "hugging face"])
+def test_threads_read_what_one_would(tmp_path: Path, kind: str) -> None:
+    expected = [bytes([index]) * (100 + 1000 * index) for index in range(60)]
+    files = {f"{'ab'[index % 2]}/{index:02d}.png": content for index, content in enumerate(expected)}
+    if kind == "tar":
+        source = open_source(tar(tmp_path / "all.tar", files))
+    elif kind == "folder":
+        for name, content in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+        source = open_source(tmp_path)
+    else:
+        datasets = pytest.importorskip("datasets")
+        features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")})
+        rows = {
+            "img": [{"bytes": content, "path": None} for content in expected],
+            "label": [index % 2 for index in range(60)],
+        }
+        datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
+        source = open_source(tmp_path / "saved")
+    order = np.random.default_rng(0).integers(0, 60, 1500)
+    numbers = [int(Path(key).stem) for key in source.keys]
+    with ThreadPoolExecutor(8) as pool:
+        for index, content in zip(order, pool.map(source.read, order), strict=True):
+            assert content == expected[numbers[index]]
 
 
 def test_a_folder_of_parquet_files(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ def test_decoded_pictures_serve_another_process(study, monkeypatch):
     ready = feeding.decoded(config, start_runtime(config.train), {})
     assert {key[0] for key in ready if isinstance(key[0], str)} == {"pictures", "evaluation"}
     monkeypatch.setattr(feeding, "cache_pictures", None)
-    monkeypatch.setattr(feeding, "evaluation_loader", None)
+    monkeypatch.setattr(feeding, "cache_evaluation", None)
     feed = feeding.open_feed(config, start_runtime(config.train), dict(ready))
     assert len(next(feed.batches(0, 0)).image) == 32
     other = replace(config, data=replace(config.data, train_pictures=63))

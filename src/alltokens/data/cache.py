@@ -2,7 +2,7 @@
 
 Shapes: N pictures, B batch, S side of the cached pictures, H and W the network's input.
 
-Decoded by threads, straight into the memory that goes to the device: processes forked from one that holds a GPU start
+Decoded by threads, straight into memory that is copied to the device: processes forked from one that holds a GPU start
 slowly. The number of threads changes no byte.
 """
 
@@ -138,8 +138,8 @@ def cache_evaluation(
     for start in range(0, len(indices), batch_size):
         places = range(start, min(start + batch_size, len(indices)))
         rows = slice(places.start, places.stop)
-        keys = [source.keys[indices[place]] for place in places]
-        lines = [trouble.get(place, "") for place in places]
+        keys = tuple(source.keys[indices[place]] for place in places)
+        lines = tuple(trouble.get(place, "") for place in places)
         matrix = torch.stack(matrices[rows]).to(device)
         batches.append(Sample(pictures[rows], labels[rows], keys, matrix, trouble=lines))
     return batches
@@ -199,8 +199,7 @@ def _decode(
     pictures = torch.empty((count, 3, *size), dtype=torch.uint8, device=device)
     sizes = torch.ones((count, 2), dtype=torch.int64)
     trouble: dict[int, str] = {}
-    there = device.type == "cpu"  # or else rows in turn, copied to the device piece by piece
-    rows = pictures if there else torch.empty((most_held(threads, _PIECE), 3, *size), dtype=torch.uint8)
+    rows = torch.empty((most_held(threads, _PIECE), 3, *size), dtype=torch.uint8)  # used in turn
     memory = rows.numpy()
 
     def fill(place: int) -> tuple[tuple[int, int], str]:
@@ -217,8 +216,7 @@ def _decode(
     with closing(in_order(fill, range(count), threads, _PIECE)) as pieces:
         for piece in pieces:
             end, row = done + len(piece), done % len(rows)
-            if not there:
-                pictures[done:end] = rows[row : row + len(piece)]
+            pictures[done:end] = rows[row : row + len(piece)]
             sizes[done:end] = torch.tensor([original for original, _ in piece])
             trouble |= {done + at: problem for at, (_, problem) in enumerate(piece) if problem}
             done = end

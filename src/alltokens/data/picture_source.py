@@ -40,7 +40,8 @@ class PictureSource:
     """N pictures: where they are (for messages), the names of the classes, a label and a key each, and how to read one.
 
     A key is the picture's path under the root, with extension and "/" between the parts; label stores are looked up
-    by it. `read(i)` gives the encoded bytes, or a PIL picture. Without class names every label is -1.
+    by it. `read(i)` gives the encoded bytes, or a PIL picture, to several threads at a time. Without class names every
+    label is -1.
     """
 
     location: str

@@ -11,8 +11,8 @@ clips 16 bits; for plain 8-bit pictures without an orientation the result is the
 from __future__ import annotations
 
 import io
-import re
-import warnings
+import struct
+from contextlib import suppress
 
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin, WebPImagePlugin  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -27,6 +27,8 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 
 MAX_PIXELS = 89_478_485  # where Pillow starts to warn of decompression bombs: 256 MiB of RGB
+
+Image.preinit()  # with the two plugins above, all of these are there
 
 _JPEG_SIGNATURE = b"\xff\xd8\xff"
 
@@ -70,14 +72,17 @@ def _opened(encoded: bytes | Image.Image, max_pixels: int, enough: int | None) -
         if shrink > 1:
             jpeg.draft(None, (max(1, width // shrink), max(1, height // shrink)))
         return _checked(jpeg, max_pixels)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # max_pixels decides, just below
-        try:
-            picture = Image.open(io.BytesIO(encoded), formats=_FORMATS)
-        except Image.DecompressionBombError as error:
-            pixels = next((int(word) for word in re.findall(r"\d+", str(error))), 2 * MAX_PIXELS)
-            raise UnreadablePicture(f"too large ({pixels:,} pixels); make it smaller or save it as a JPEG") from None
-    return _checked(picture, max_pixels)
+    return _checked(_recognised(encoded), max_pixels)
+
+
+def _recognised(encoded: bytes) -> Image.Image:
+    """Image.open, without its own opinion of what is too large: a warning, which cannot be held back by thread."""
+    for name in _FORMATS:
+        factory, accepts = Image.OPEN[name]
+        with suppress(SyntaxError, IndexError, TypeError, struct.error):  # with these a format says: not mine
+            if accepts is None or accepts(encoded[:16]) is True:
+                return factory(io.BytesIO(encoded), "")
+    raise Image.UnidentifiedImageError
 
 
 def _checked(picture: Image.Image, max_pixels: int) -> Image.Image:

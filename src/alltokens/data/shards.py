@@ -3,7 +3,7 @@
 Shapes: N pictures.
 
 The tars are scanned once, header by header; from then on a picture is a place in a file. A read opens the file, so
-nothing is shared between forked workers. Compressed tars cannot be read in any order and are refused.
+nothing is shared between forked workers or threads. Compressed tars cannot be read in any order and are refused.
 """
 
 from __future__ import annotations

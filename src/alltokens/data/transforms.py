@@ -158,10 +158,13 @@ class EvalTransform:
 
     def __call__(self, picture: Image.Image, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """`generator` is taken so that both transforms are called alike; nothing is drawn."""
-        left, top, width, height = self.box(picture.size)
-        across, down = picture.size
-        matrix = geometry.crop(left / across, top / down, width / across, height / down)
-        return to_tensor(self.shown(picture), self._mean, self._std), matrix
+        return to_tensor(self.shown(picture), self._mean, self._std), self.matrix(picture.size)
+
+    def matrix(self, source: tuple[int, int]) -> Tensor:
+        """(width, height) of the source -> (2, 3), from the network's input to the source."""
+        left, top, width, height = self.box(source)
+        across, down = source
+        return geometry.crop(left / across, top / down, width / across, height / down)
 
     def shown(self, picture: Image.Image) -> Image.Image:
         """What the network sees, still a picture."""

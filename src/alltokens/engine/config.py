@@ -65,7 +65,8 @@ class DataConfig:
     val_pictures: int | None = None
     """Use only so many validation pictures (scenes: how many are made; default 1000)."""
     workers: int | None = None
-    """Loader processes per training process; the default is the number of usable cores, at most 8."""
+    """Loader processes (with data.cache: threads) per training process, 0 for none; the default is the number of
+    usable cores, at most 8."""
     cache: Literal["off", "device"] = "off"
     """device: decode everything once, keep it on the accelerator, augment whole batches there."""
     cache_size: int | None = None

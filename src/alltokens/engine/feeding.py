@@ -15,21 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alltokens.data.cache import CachedPictures, cache_evaluation, cache_pictures, device_batches
 from alltokens.data.datasets import OnBadPicture, PictureDataset, Sample
 from alltokens.data.device_augment import DeviceAugment
-from alltokens.data.loader import (
-    CachedPictures,
-    cache_pictures,
-    default_workers,
-    device_batches,
-    evaluation_loader,
-    training_loader,
-)
+from alltokens.data.loader import default_workers, evaluation_loader, training_loader
 from alltokens.data.picture_source import PictureSource, some_of, usable, with_class_names
 from alltokens.data.pictures import UnreadablePicture
 from alltokens.data.sampler import EpochSampler, evaluation_indices
 from alltokens.data.sources import open_scenes, open_source
-from alltokens.data.transforms import EvalTransform
 from alltokens.engine.assembly import build_eval_transform, build_train_transform
 from alltokens.engine.config import DataConfig, RunConfig
 from alltokens.engine.picture_progress import PictureProgress
@@ -274,28 +267,21 @@ def _cached(
         ("augmentation", augment, data.image_size, backend),
         lambda: DeviceAugment(build_train_transform(augment, data), backend=backend),
     )
-    raw = EvalTransform(  # 0 to 255, to be kept as bytes
-        data.image_size,
-        crop_fraction=augment.crop_fraction,
-        mode=augment.evaluation,
-        mean=(0, 0, 0),
-        std=(1 / 255, 1 / 255, 1 / 255),
-    )
-    dataset = PictureDataset(
-        sources["val"], raw, max_pixels=data.max_pixels, on_bad_picture="mark" if skip else "error"
-    )
     seen = (same, augment.crop_fraction, augment.evaluation, evaluation_batch)
-    kept = _kept_on(
-        device,
-        shelf,
-        ("evaluation", seen),
-        lambda: [
-            sample._replace(image=sample.image.round().to(torch.uint8))
-            for sample in evaluation_loader(
-                dataset, evaluation_batch, rank=runtime.rank, world=runtime.world, workers=workers, pin_memory=False
+
+    def decode_evaluation() -> list[Sample]:
+        with PictureProgress("decoding", quiet=not runtime.is_main) as progress:
+            return cache_evaluation(
+                *(sources["val"], build_eval_transform(augment, data), evaluation_batch, device),
+                rank=runtime.rank,
+                world=runtime.world,
+                workers=workers,
+                max_pixels=data.max_pixels,
+                on_bad_picture="mark" if skip else "error",
+                progress=progress,
             )
-        ],
-    )
+
+    kept = _kept_on(device, shelf, ("evaluation", seen), decode_evaluation)
     mean = 255 * torch.tensor(augment.mean, device=device)[:, None, None]
     std = 255 * torch.tensor(augment.std, device=device)[:, None, None]
 
