@@ -2,8 +2,7 @@
 
 Shapes: N pictures, B batch, S side of the cached pictures, H and W the network's input.
 
-Decoded by threads, straight into memory that is copied to the device: processes forked from one that holds a GPU start
-slowly. The number of threads changes no byte.
+Decoded by threads, straight into memory that is copied to the device. The number of threads changes no byte.
 """
 
 from __future__ import annotations

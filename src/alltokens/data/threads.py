@@ -1,7 +1,7 @@
 """Many items by several threads of this process, their results in order, never far ahead of whoever takes them.
 
-Threads suit work that leaves Python most of the time, as reading and decoding pictures does: they start at once, where
-processes forked from one that holds a GPU take seconds each, and they write into memory that is there already.
+Threads suit work that leaves Python most of the time, as reading and decoding pictures does: they start at once and
+write into memory that is there already.
 """
 
 from __future__ import annotations
