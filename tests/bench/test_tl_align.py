@@ -172,7 +172,7 @@ def test_the_benches_are_listed(capsys):
 
 
 def test_library_use_raises(monkeypatch):
-    monkeypatch.setattr(tl_align, "compare", lambda *arguments, **options: pytest.fail("measured"))
+    monkeypatch.setattr(tl_align, "compare_each", lambda *arguments, **options: pytest.fail("measured"))
     with pytest.raises(UnsupportedModel):
         bench_tl_align(["resnet18"], device=torch.device("cpu"))
     with pytest.raises(UserError, match="unknown model"):

@@ -10,6 +10,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import torch
 from alltokens.errors import UserError
 
 Step = Callable[[], object]
+Build = Callable[[], Step]  # an arm
 FEWEST = 5  # rounds: for less, quartiles say nothing
 
 
@@ -38,7 +40,7 @@ class Timing(NamedTuple):
 
 
 def compare(
-    arms: Mapping[str, Callable[[], Step]],
+    arms: Mapping[str, Build],
     device: torch.device,
     *,
     rounds: int,
@@ -53,17 +55,33 @@ def compare(
     An arm is a function that builds its step. Each round begins with another arm. After `seconds` no further round
     begins, if there were FEWEST. `clock` is a CPU's: by time.process_time what neighbours take does not count.
     """
-    if rounds < 1 or steps < 1:
-        raise UserError(f"rounds and steps must be at least 1, got {rounds} and {steps}")
+    check_rounds(rounds, steps)
     ready: dict[str, Step] = {}
     own_bytes: dict[str, int] = {}
     for name, build in arms.items():
         progress(f"warming up: {name}")
-        before = _allocated(device)
+        before = allocated(device)
         ready[name] = _warmed_up(name, build, warmup)
-        own_bytes[name] = _allocated(device) - before
-    clock = clock or time.perf_counter
-    names = list(ready)
+        own_bytes[name] = allocated(device) - before
+    return take_turns(
+        {name: partial(measure, step, steps, device, clock or time.perf_counter) for name, step in ready.items()},
+        rounds=rounds,
+        seconds=seconds,
+        own_bytes=own_bytes if device.type == "cuda" else None,
+        progress=progress,
+    )
+
+
+def take_turns(
+    turns: Mapping[str, Callable[[], tuple[float, int]]],
+    *,
+    rounds: int,
+    seconds: float,
+    own_bytes: Mapping[str, int] | None,
+    progress: Callable[[str], None],
+) -> dict[str, Timing]:
+    """The rounds of `compare`: a turn gives an arm's (seconds of a step, bytes needed beyond its own)."""
+    names = list(turns)
     times: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, int] = dict.fromkeys(names, 0)
     begun = time.perf_counter()
@@ -73,11 +91,10 @@ def compare(
         progress(f"round {turn + 1} of {rounds}")
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            taken, extra = _measure(ready[name], steps, device, clock)
+            taken, extra = turns[name]()
             times[name].append(taken)
             peaks[name] = max(peaks[name], extra)
-    cuda = device.type == "cuda"
-    return beside(times, {name: (own_bytes[name] + peaks[name]) / 2**20 for name in names} if cuda else {})
+    return beside(times, own_bytes and {name: (own_bytes[name] + peaks[name]) / 2**20 for name in names})
 
 
 def beside(seconds: Mapping[str, Sequence[float]], peak_mib: Mapping[str, float] | None = None) -> dict[str, Timing]:
@@ -109,17 +126,35 @@ def device_name(device: torch.device) -> str:
     return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _warmed_up(name: str, build: Callable[[], Step], warmup: int) -> Step:
+def check_rounds(rounds: int, steps: int) -> None:
+    if rounds < 1 or steps < 1:
+        raise UserError(f"rounds and steps must be at least 1, got {rounds} and {steps}")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the device's memory did not do; libraries and compilers say it in words of their own."""
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error) or "ALLOC_FAILED" in str(error)
+    )
+
+
+def too_big(name: str) -> UserError:
+    return UserError(f"{name!r} does not fit into the device's memory; try a smaller --batch")
+
+
+def _warmed_up(name: str, build: Build, warmup: int) -> Step:
     try:
         step = build()
         for _ in range(warmup):
             step()
-    except torch.OutOfMemoryError:
-        raise UserError(f"{name!r} does not fit into the device's memory; try a smaller --batch") from None
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise too_big(name) from None
     return step
 
 
-def _measure(step: Step, count: int, device: torch.device, clock: Callable[[], float]) -> tuple[float, int]:
+def measure(step: Step, count: int, device: torch.device, clock: Callable[[], float]) -> tuple[float, int]:
     """(Seconds of one step, bytes that it needs on top of what lies there between steps.)"""
     if device.type != "cuda":
         begin = clock()
@@ -138,7 +173,7 @@ def _measure(step: Step, count: int, device: torch.device, clock: Callable[[], f
     return begin.elapsed_time(end) / 1e3 / count, torch.cuda.max_memory_allocated(device) - resting
 
 
-def _allocated(device: torch.device) -> int:
+def allocated(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     gc.collect()

@@ -3,21 +3,23 @@
 Shapes: B batch, H and W picture.
 
 Three arms in one run, the same model, batch and mixes: CutMix with the pasted area, CutMix with TL-Align, and TL-Align
-the published way. A step is forward, backward and AdamW.
+the published way. A step is forward, backward and AdamW. On a GPU compiled arms live in a process each (apart.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import timm
 import torch
 from torch import Tensor, nn
 
+from alltokens.bench.apart import Comparison, compare_each, usual_pace
 from alltokens.bench.published import PublishedStep, has_published_way
 from alltokens.bench.results import Row, of_timing
-from alltokens.bench.timing import Step, Timing, compare
+from alltokens.bench.timing import Build, Step, Timing
 from alltokens.errors import UserError, unknown
 from alltokens.follow.families import find_route
 from alltokens.models import lvvit  # noqa: F401  # pyright: ignore[reportUnusedImport]  # timm then knows these models
@@ -62,11 +64,13 @@ def bench_tl_align(
     rounds: int | None = None,
     modes: Sequence[str] | None = None,
     device: torch.device | None = None,
+    apart: bool | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """A row for each arm of each model in each mode ("eager", "compiled").
 
-    What is None or empty is as the device asks for; on a CPU a comparison then ends after a minute.
+    What is None or empty is as the device asks for; on a CPU a comparison then ends after a minute. Arms that are
+    compiled for a GPU live in processes of their own, or all of them, or none, by `apart`.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
@@ -79,42 +83,50 @@ def bench_tl_align(
         if not timm.is_model(name.split(".", 1)[0]):
             raise unknown("model", name, timm.list_models(), hint="`alltokens models PATTERN` lists them.")
         find_route(weightless(name), "tl_align")  # refuses what cannot be followed, before anything is measured
-    rows: list[Row] = []
-    for name in models:
-        case = cases.get(name, OTHER[device.type])
-        pictures = batch or case.batch
-        for mode in modes:
-            torch._dynamo.reset()
-            arms = _arms(name, pictures, mode, device)
-            timings = compare(
-                arms,
-                device,
-                rounds=20 if rounds is None else rounds,
-                seconds=60 if rounds is None and not cuda else float("inf"),
-                steps=5 if cuda else 1,
-                warmup=10 if cuda else 2,
-                progress=lambda text, name=name, mode=mode: progress(f"{name}, {mode}: {text}"),
+    pairs = [(name, mode) for name in models for mode in modes]
+    pictures = {name: batch or cases.get(name, OTHER[device.type]).batch for name in models}
+    timings = compare_each(
+        [
+            Comparison(
+                f"{name}, {mode}",
+                _arms(name, pictures[name], mode, device),
+                apart=cuda and mode == "compiled" if apart is None else apart,
             )
-            limit = case.at_most if mode == ("compiled" if cuda else "eager") else None
-            limits = {ALIGNED: (limit, PEAK_AT_MOST if cuda else None)} if limit is not None else {}
-            rows += rows_of("tl_align", name, pictures, mode, device, timings, limits)
+            for name, mode in pairs
+        ],
+        device,
+        usual_pace(device, rounds),
+        progress=progress,
+    )
+    rows: list[Row] = []
+    for (name, mode), timing in zip(pairs, timings, strict=True):
+        limit = cases.get(name, OTHER[device.type]).at_most if mode == ("compiled" if cuda else "eager") else None
+        limits = {ALIGNED: (limit, PEAK_AT_MOST if cuda else None)} if limit is not None else {}
+        rows += rows_of("tl_align", name, pictures[name], mode, device, timing, limits)
     return rows
 
 
-def _arms(name: str, batch: int, mode: str, device: torch.device) -> dict[str, Callable[[], Step]]:
-    def plain() -> Step:
-        return training_step(Supervision(fused_net(name, device), mixer=_mixer(), smoothing=SMOOTHING), *setting)
+def _arms(name: str, batch: int, mode: str, device: torch.device) -> dict[str, Build]:
+    steps = {PLAIN: _plain, ALIGNED: _aligned}
+    if has_published_way(weightless(name)):
+        steps[PUBLISHED] = _published
+    return {arm: partial(_step, step, name, batch, mode, device) for arm, step in steps.items()}
 
-    def aligned() -> Step:
-        net = fused_net(name, device)
-        return training_step(Supervision(net, mixer=_mixer(), follower="tl_align", smoothing=SMOOTHING), *setting)
 
-    def published() -> Step:
-        return training_step(PublishedStep(fused_net(name, device), _mixer(), SMOOTHING), *setting)
+def _step(module: Callable[[nn.Module], nn.Module], name: str, batch: int, mode: str, device: torch.device) -> Step:
+    return training_step(module(fused_net(name, device)), batch, mode, device)
 
-    setting = batch, mode, device
-    arms = {PLAIN: plain, ALIGNED: aligned}
-    return {**arms, PUBLISHED: published} if has_published_way(weightless(name)) else arms
+
+def _plain(net: nn.Module) -> nn.Module:
+    return Supervision(net, mixer=_mixer(), smoothing=SMOOTHING)
+
+
+def _aligned(net: nn.Module) -> nn.Module:
+    return Supervision(net, mixer=_mixer(), follower="tl_align", smoothing=SMOOTHING)
+
+
+def _published(net: nn.Module) -> nn.Module:
+    return PublishedStep(net, _mixer(), SMOOTHING)
 
 
 def _mixer() -> Mixer:

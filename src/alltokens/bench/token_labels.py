@@ -4,7 +4,8 @@ Shapes: B batch, N tokens, K classes, k kept classes, h and w cells of a label m
 
 Three arms in one run, the same model, pictures and MixToken boxes: the picture's label alone, without a dense head;
 token labels, from sparse maps that lie on the device; and token labels the published way, which writes every target
-out, B x N x K numbers in float32, before it compares. A step is forward, backward and AdamW.
+out, B x N x K numbers in float32, before it compares. A step is forward, backward and AdamW. On a GPU compiled arms
+live in a process each (apart.py).
 
 What no implementation can save is the dense head itself, a product of B*N x C with C x K, forward and twice backward:
 for LV-ViT-S 196 * 384 * 1000 = 75 M multiply-accumulates a picture beside the network's 6.6 G, 1.2 % of a step if they
@@ -16,6 +17,7 @@ the memory speed of an H200. `floor` counts the products alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import timm
@@ -23,8 +25,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
+from alltokens.bench.apart import Comparison, compare_each, usual_pace
 from alltokens.bench.results import Row
-from alltokens.bench.timing import Step, compare
+from alltokens.bench.timing import Build, Step
 from alltokens.bench.tl_align import Case, rows_of, training_step
 from alltokens.core import geometry
 from alltokens.core.label_maps import LabelMap
@@ -65,11 +68,13 @@ def bench_token_labels(
     rounds: int | None = None,
     modes: Sequence[str] | None = None,
     device: torch.device | None = None,
+    apart: bool | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """A row for each arm of each model in each mode ("eager", "compiled").
 
-    What is None or empty is as the device asks for; on a CPU a comparison then ends after a minute.
+    What is None or empty is as the device asks for; on a CPU a comparison then ends after a minute. Arms that are
+    compiled for a GPU live in processes of their own, or all of them, or none, by `apart`.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
@@ -87,24 +92,26 @@ def bench_token_labels(
             raise UserError(
                 f"{name} does not tell the grid of its tokens; a ViT does, lvvit_s or deit_small_patch16_224"
             )
-    rows: list[Row] = []
-    for name in models:
-        case = cases.get(name, OTHER[device.type])
-        pictures = batch or case.batch
-        for mode in modes:
-            torch._dynamo.reset()
-            timings = compare(
-                _arms(name, pictures, mode, device),
-                device,
-                rounds=20 if rounds is None else rounds,
-                seconds=60 if rounds is None and not cuda else float("inf"),
-                steps=5 if cuda else 1,
-                warmup=10 if cuda else 2,
-                progress=lambda text, name=name, mode=mode: progress(f"{name}, {mode}: {text}"),
+    pairs = [(name, mode) for name in models for mode in modes]
+    pictures = {name: batch or cases.get(name, OTHER[device.type]).batch for name in models}
+    timings = compare_each(
+        [
+            Comparison(
+                f"{name}, {mode}",
+                _arms(name, pictures[name], mode, device),
+                apart=cuda and mode == "compiled" if apart is None else apart,
             )
-            limit = case.at_most if mode == ("compiled" if cuda else "eager") else None
-            limits = {TOKENS: (limit, PEAK_AT_MOST if cuda else None)} if limit is not None else {}
-            rows += rows_of("token_labels", name, pictures, mode, device, timings, limits)
+            for name, mode in pairs
+        ],
+        device,
+        usual_pace(device, rounds),
+        progress=progress,
+    )
+    rows: list[Row] = []
+    for (name, mode), timing in zip(pairs, timings, strict=True):
+        limit = cases.get(name, OTHER[device.type]).at_most if mode == ("compiled" if cuda else "eager") else None
+        limits = {TOKENS: (limit, PEAK_AT_MOST if cuda else None)} if limit is not None else {}
+        rows += rows_of("token_labels", name, pictures[name], mode, device, timing, limits)
     return rows
 
 
@@ -185,21 +192,30 @@ def _prepare(
     return plan, labels((1, 1)).squeeze(1), labels(grid), plan.token_share(grid).flatten(1)[..., None] > 0.5
 
 
-def _arms(name: str, batch: int, mode: str, device: torch.device) -> dict[str, Callable[[], Step]]:
-    def build(step: Callable[[Mixer], nn.Module]) -> Step:
-        module: Any = step(Mixer("mixtoken", patch_size=patch_size(weightless(name))[0]))  # pyright: ignore[reportOptionalSubscript]
-        size, classes = module.net.pretrained_cfg["input_size"], module.net.num_classes
-        return training_step(module, batch, mode, device, labelled_batch(batch, size, classes, device))
+def _arms(name: str, batch: int, mode: str, device: torch.device) -> dict[str, Build]:
+    steps = {CLASS_ALONE: _class_alone, TOKENS: _tokens, PUBLISHED: _published}
+    return {arm: partial(_step, step, name, batch, mode, device) for arm, step in steps.items()}
 
-    return {
-        CLASS_ALONE: lambda: build(lambda mixer: Supervision(_net(name, device), mixer=mixer, smoothing=SMOOTHING)),
-        TOKENS: lambda: build(
-            lambda mixer: Supervision(
-                _net(name, device, dense=True), Source("tokens", smoothing=SMOOTHING), mixer, dense_weight=DENSE_WEIGHT
-            )
-        ),
-        PUBLISHED: lambda: build(lambda mixer: PublishedStep(_net(name, device, dense=True), mixer, SMOOTHING)),
-    }
+
+def _step(
+    make: Callable[[str, torch.device, Mixer], nn.Module], name: str, batch: int, mode: str, device: torch.device
+) -> Step:
+    module: Any = make(name, device, Mixer("mixtoken", patch_size=patch_size(weightless(name))[0]))  # pyright: ignore[reportOptionalSubscript]
+    size, classes = module.net.pretrained_cfg["input_size"], module.net.num_classes
+    return training_step(module, batch, mode, device, labelled_batch(batch, size, classes, device))
+
+
+def _class_alone(name: str, device: torch.device, mixer: Mixer) -> nn.Module:
+    return Supervision(_net(name, device), mixer=mixer, smoothing=SMOOTHING)
+
+
+def _tokens(name: str, device: torch.device, mixer: Mixer) -> nn.Module:
+    net = _net(name, device, dense=True)
+    return Supervision(net, Source("tokens", smoothing=SMOOTHING), mixer, dense_weight=DENSE_WEIGHT)
+
+
+def _published(name: str, device: torch.device, mixer: Mixer) -> nn.Module:
+    return PublishedStep(_net(name, device, dense=True), mixer, SMOOTHING)
 
 
 def _net(name: str, device: torch.device, dense: bool = False) -> nn.Module:

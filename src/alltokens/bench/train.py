@@ -2,18 +2,21 @@
 
 Shapes: B batch, H and W picture.
 
-A step is forward, backward and AdamW of a plain CutMix step, as in `bench tl_align`; eager and compiled take turns.
-What the device could do is measured in the same run: a large matrix product of random numbers.
+A step is forward, backward and AdamW of a plain CutMix step, as in `bench tl_align`; eager and compiled take turns, on
+a GPU each from a process of its own (apart.py). What the device could do is measured in the same run: a large matrix
+product of random numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import timm
 import torch
 
+from alltokens.bench.apart import Comparison, compare_each, usual_pace
 from alltokens.bench.results import TrainRow, of_timing
 from alltokens.bench.timing import Step, Timing, compare
 from alltokens.bench.tl_align import SMOOTHING, fused_net, training_step
@@ -45,9 +48,13 @@ def bench_train(
     rounds: int | None = None,
     modes: Sequence[str] | None = None,
     device: torch.device | None = None,
+    apart: bool | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[TrainRow]:
-    """A row for each model in each mode ("eager", "compiled"); what is None or empty is as the device asks for."""
+    """A row for each model in each mode ("eager", "compiled"); what is None or empty is as the device asks for.
+
+    On a GPU the modes live in processes of their own if one of them is compiled, or always, or never, by `apart`.
+    """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
     batches = BATCHES[device.type]
@@ -60,21 +67,21 @@ def bench_train(
         raise UserError(f"batch must be at least 1, got {batch}")
     progress("a large matrix product")
     peak = matmul_rate(device)
-    rows: list[TrainRow] = []
-    for name in models:
-        pictures = batch or batches.get(name, OTHER[device.type])
-        torch._dynamo.reset()
-        timings = compare(
-            {mode: _arm(name, pictures, mode, device) for mode in modes},
-            device,
-            rounds=(12 if cuda else 20) if rounds is None else rounds,
-            seconds=60 if rounds is None and not cuda else float("inf"),
-            steps=5 if cuda else 1,
-            warmup=10 if cuda else 2,
-            progress=lambda text, name=name: progress(f"{name}: {text}"),
-        )
-        rows += _rows(name, pictures, device, timings, peak)
-    return rows
+    pictures = [batch or batches.get(name, OTHER[device.type]) for name in models]
+    timings = compare_each(
+        [
+            Comparison(
+                name,
+                {mode: partial(_step, name, count, mode, device) for mode in modes},
+                apart=cuda and "compiled" in modes if apart is None else apart,
+            )
+            for name, count in zip(models, pictures, strict=True)
+        ],
+        device,
+        usual_pace(device, rounds, usual=12),
+        progress=progress,
+    )
+    return [row for case in zip(models, pictures, timings, strict=True) for row in _rows(*case, device, peak)]
 
 
 def matmul_rate(device: torch.device) -> float:
@@ -91,15 +98,12 @@ def _precision(device: torch.device) -> tuple[torch.dtype, str]:
     return (torch.bfloat16, "bf16") if device.type == "cuda" else (torch.float32, "fp32")
 
 
-def _arm(name: str, batch: int, mode: str, device: torch.device) -> Callable[[], Step]:
-    def build() -> Step:
-        step = Supervision(fused_net(name, device), mixer=Mixer("cutmix"), smoothing=SMOOTHING)
-        return training_step(step, batch, mode, device)
-
-    return build
+def _step(name: str, batch: int, mode: str, device: torch.device) -> Step:
+    step = Supervision(fused_net(name, device), mixer=Mixer("cutmix"), smoothing=SMOOTHING)
+    return training_step(step, batch, mode, device)
 
 
-def _rows(name: str, batch: int, device: torch.device, timings: dict[str, Timing], peak: float) -> list[TrainRow]:
+def _rows(name: str, batch: int, timings: dict[str, Timing], device: torch.device, peak: float) -> list[TrainRow]:
     cost = model_cost(weightless(name))
     gmacs: Any = cost.gmacs if cost.gmacs is not None else float("nan")
     base = next(iter(timings.values())).peak_mib
