@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -61,7 +62,7 @@ def test_a_store_and_what_is_said_about_it(capsys):
     assert "100.0% of a cell" in rows["kept"]
     assert "of the averaged maps name the folder's class" in rows["agreement"]
     assert "1, such as cat/03.png; failed.txt lists them" in rows["failed"]
-    assert "pictures/s" in rows["took"]
+    assert re.search(r"took +0:\d\d, of which \d\.\d s to the first labels, then [\d,]+\.\d pictures/s$", rows["took"])
     assert shown.splitlines()[-1] == (
         "look at it: alltokens labels inspect st --data pictures/train --page labels.html"
     )
@@ -78,6 +79,8 @@ def test_every_option_reaches_the_annotation(capsys):
     assert (said["pictures"], said["kept"], said["form"], said["num_classes"]) == (6, 2, "packed", 3)
     assert 0 <= said["agreement"] <= 1  # nameless classes, as many as folders: counted as training counts them
     assert said["failed"] == {}
+    assert 0 < said["seconds_to_first"] <= said["seconds"]
+    assert (said["pictures_per_second_after"] > 0, said["processes"]) == (True, 1)
     assert said["command"].startswith("alltokens annotate --model vit_tiny_patch16_224 --model-options '{")
     described = LabelStore.open("all").manifest.transform
     assert said["transform"] == described

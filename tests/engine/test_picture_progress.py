@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from alltokens.engine.picture_progress import PictureProgress
+from alltokens.engine.picture_progress import Pace, PictureProgress
 
 
 class Clock:
@@ -50,3 +50,20 @@ def test_an_end_that_is_not_known_is_not_guessed():
         clock.now += 20
         progress(done, None)
     assert out.getvalue().splitlines() == ["reading  10 pictures", "reading  10,010 pictures  500 pictures/s"]
+
+
+def test_the_start_is_no_part_of_the_pace_nor_is_what_was_done_before():
+    clock = Clock()
+    pace = Pace(clock)
+    for seconds, done in ((30, 1064), (2, 1128), (2, 1192)):  # 1,000 before
+        clock.now += seconds
+        pace(done)
+    clock.now += 4  # the index is written
+    pace.end()
+    assert (pace.seconds, pace.to_first, pace.after) == (38, 30, 128 / 8)
+    few = Pace(clock)
+    clock.now += 3
+    few(64)
+    few.end()
+    assert (few.to_first, few.after) == (3, None)
+    assert (Pace(clock).to_first, Pace(clock).after) == (None, None)

@@ -1,14 +1,20 @@
 """What annotators see at every place, over many kinds of model: heads, norms, prefix tokens and channel orders."""
 
+from collections import Counter
+
 import pytest
 import timm
 import torch
+from PIL import Image
 from timm.models.volo import VOLO
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from alltokens.errors import UnsupportedModel, UserError
+from alltokens.labels.annotate import annotate
 from alltokens.labels.annotator import PlaceScores, Preprocessing, create_annotator, weights_hash
 from alltokens.models.token_classifier import TokenClassifier
+from tests.labels.tiny_annotator import OPTIONS, Brittle
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2)}
@@ -148,3 +154,21 @@ def test_models_by_name_and_their_preprocessing(tmp_path):
     assert Preprocessing.of(timm.create_model("tf_efficientnet_lite0", num_classes=2)) == (
         224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic",
     )  # fmt: skip
+
+
+def test_weights_are_cast_once_for_all_batches(tmp_path):
+    model = Brittle()
+    pictures = [(Image.new("RGB", (32, 32), (at, 90, 0)), f"{at}") for at in range(9)]
+    weights = {weight.data_ptr() for weight in model.parameters()}
+    cast = Counter()
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in weights:
+                cast[args[0].data_ptr()] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Casts(), torch.inference_mode():
+        annotate(model, pictures, tmp_path / "s", precision="bf16", **OPTIONS)
+    assert set(cast.values()) == {1}
+    assert len(cast) == sum(isinstance(layer, torch.nn.Conv2d) for layer in model.modules()) + 2  # fc: weight, bias

@@ -3,7 +3,6 @@
 import multiprocessing
 import threading
 import time
-from contextlib import closing, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,10 +14,9 @@ from alltokens.data.pictures import MAX_PIXELS
 from alltokens.data.scenes import render_scenes
 from alltokens.data.sources import open_source
 from alltokens.errors import UserError
-from alltokens.labels import moving, picture_batches
+from alltokens.labels import picture_batches
 from alltokens.labels.annotate import annotate
-from alltokens.labels.moving import in_background, on_device
-from alltokens.labels.picture_batches import Batch, Job, View, deal, read_source, read_stream
+from alltokens.labels.picture_batches import View, deal, piece_and_slots, read_source, read_stream
 from tests.labels.tiny_annotator import OPTIONS, Brittle
 
 VIEW = View((16, 12))
@@ -98,27 +96,6 @@ def test_workers_without_shared_memory_are_refused(pictures, tmp_path, monkeypat
     next(read_source(source, jobs_of(source), VIEW, MAX_PIXELS, 0, 5))
 
 
-def test_what_a_background_raises_is_raised_and_closing_ends_it():
-    closed = []
-
-    def numbers(end):
-        try:
-            yield from range(end)
-            raise ZeroDivisionError
-        finally:
-            closed.append(threading.current_thread().name)
-
-    made = in_background(numbers(3), 1)
-    assert [next(made), next(made), next(made)] == [0, 1, 2]
-    with pytest.raises(ZeroDivisionError):
-        next(made)
-    with closing(in_background(numbers(10**9), 2)) as made:
-        assert next(made) == 0
-    assert closed == ["picture-mover"] * 2
-    assert "picture-mover" not in [thread.name for thread in threading.enumerate()]
-    assert list(in_background((at for at in range(0)), 1)) == []
-
-
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_annotation_leaves_no_worker_and_no_thread(pictures, tmp_path, stop):
     before = {child.pid for child in multiprocessing.active_children()}
@@ -134,33 +111,12 @@ def test_an_interrupted_annotation_leaves_no_worker_and_no_thread(pictures, tmp_
     assert {thread for thread in threading.enumerate() if thread.name in ("label-writer", "picture-mover")} <= threads
 
 
-def test_batches_travel_to_a_gpu_through_memory_that_is_not_overtaken(monkeypatch):
-    """A CPU stands in for the GPU. A copy is waited for before its memory is used again."""
-    waited = []
-
-    class Event:
-        def record(self, stream): ...
-
-        def synchronize(self):
-            waited.append(len(sent))
-
-    stood_in = {"device": lambda device: nullcontext(), "stream": lambda stream: nullcontext(), "Event": Event}
-    for name, value in (stood_in | {"Stream": lambda device: None}).items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    empty = torch.empty
-    monkeypatch.setattr(moving.torch, "empty", lambda *args, pin_memory, **kwargs: empty(*args, **kwargs))
-    parts = [torch.randint(256, (count, 8, 8, 3), dtype=torch.uint8) for count in (2, 4, 3)]
-    batches = (Batch(Job(at, [], []), (part,), []) for at, part in enumerate(parts))
-    sent = []
-    for arriving in moving._sent(batches, torch.device("cpu")):
-        sent.append(arriving.batch)
-        assert torch.equal(arriving.batch.pictures[0], parts[len(sent) - 1].permute(0, 3, 1, 2))
-    assert waited == [1, 2]
-    assert [batch.job.number for batch in sent] == [0, 1, 2]
-
-
-def test_on_a_cpu_batches_are_planes():
-    part = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(2, 4, 4, 3)
-    batches = (Batch(Job(0, [], []), (part,), []) for _ in range(1))
-    [batch] = on_device(batches, torch.device("cpu"))
-    assert torch.equal(batch.pictures[0], part.permute(0, 3, 1, 2))
+def test_memory_for_batches_is_bounded():
+    """Of a batch of 64 pictures of 600 px a slot takes 69 MB: by smaller pieces there are fewer of them."""
+    large, usual = View((600,)), View((224,))
+    assert piece_and_slots(usual, 64, 8) == (16, 5)
+    assert piece_and_slots(large, 64, 8) == (8, 3)
+    assert piece_and_slots(large, 64, 16) == (4, 3)
+    assert piece_and_slots(View((600, 370)), 64, 16) == (2, 2)
+    assert piece_and_slots(large, 512, 32) == (8, 2)  # two of them are needed, whatever they take
+    assert piece_and_slots(large, 64, 0) == (16, 1)

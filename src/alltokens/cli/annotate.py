@@ -97,7 +97,15 @@ def main(words: Sequence[str]) -> int:
     if done is None:  # not the main process
         return 0
     if command.json:
-        about = {"command": _spelled(words), "begun": done.begun, "seconds": round(done.seconds, 1)}
+        pace = done.pace
+        about = {
+            "command": _spelled(words),
+            "begun": done.begun,
+            "seconds": round(pace.seconds, 2),
+            "seconds_to_first": None if pace.to_first is None else round(pace.to_first, 2),
+            "pictures_per_second_after": None if pace.after is None else round(pace.after, 1),
+            "processes": done.processes,
+        }
         print(json.dumps(about | summary_as_json(done.store, done.summary, done.failed), indent=2))
         return 0
     _show(done, command)
@@ -117,14 +125,20 @@ def _show(done: Annotation, command: Command) -> None:
         rows.append(("because", shown))
     else:
         rows.append(("failed", "none"))
-    took = duration(done.seconds)
-    if done.begun == "finished":
-        took = "finished before, nothing was left to do"
-    elif done.begun == "fresh":
-        took += f", {done.summary.pictures / max(done.seconds, 1e-9):,.1f} pictures/s"
-    rows.append(("took", took))
+    rows.append(("took", _took(done)))
     closing_table(rows)
     assert command.data is not None
     where = ["--data", command.data, *(["--split", command.split] if command.split else [])]
     look = ["alltokens", "labels", "inspect", str(done.store.path), *where, "--page", "labels.html"]
     print(f"\nlook at it: {shlex.join(look)}")
+
+
+def _took(done: Annotation) -> str:
+    pace = done.pace
+    if done.begun == "finished" or pace.to_first is None:
+        return "finished before, nothing was left to do"
+    took = f"{duration(pace.seconds)}, of which {pace.to_first:.1f} s to the first labels"
+    if pace.after is not None:
+        took += f", then {pace.after:,.1f} pictures/s"
+        took += f" in each of {done.processes} processes" if done.processes > 1 else ""
+    return took

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from alltokens.data.picture_source import PictureSource
 from alltokens.engine.annotators import OpenedAnnotator, open_annotator
 from alltokens.engine.loading import read_yaml
-from alltokens.engine.picture_progress import PictureProgress
+from alltokens.engine.picture_progress import Pace, PictureProgress
 from alltokens.engine.runtime import join_slurm
 from alltokens.engine.signals import StopRequest
 from alltokens.errors import Stopped, UserError, unknown
@@ -25,6 +24,7 @@ from alltokens.labels.annotate import annotate
 from alltokens.labels.given import labels_in, open_folder
 from alltokens.labels.inspect import Summary, summarise
 from alltokens.labels.manifest import MANIFEST_NAME, UNFINISHED_NAME
+from alltokens.labels.processes import processes
 from alltokens.labels.sink import read_failures
 from alltokens.labels.store import LabelStore
 
@@ -41,8 +41,9 @@ class Annotation(NamedTuple):
     store: LabelStore
     summary: Summary
     failed: dict[str, str]  # pictures without a map, and why
-    seconds: float
     begun: Begun
+    pace: Pace  # from building the annotator to the finished store
+    processes: int
 
 
 def run_annotation(
@@ -65,10 +66,10 @@ def run_annotation(
     """
     mapped = _read_class_map(class_map)
     with joined() as rank:
+        pace = Pace()
         opened = open_annotator(model, weights=weights, options=model_options, image_size=image_size)
         source = open_folder(data, split, mapped)
         begun = _begun(Path(out).expanduser())
-        started = time.monotonic()
         store = annotate_source(
             opened,
             source,
@@ -76,17 +77,19 @@ def run_annotation(
             device=_device(device),
             command=command,
             quiet=rank > 0,
+            pace=pace,
             class_map=mapped,
             image_size=image_size,
             annotator=model,
             **options,
         )
-        seconds = time.monotonic() - started
+        pace.end()
+        world = processes()[1]
     if rank > 0:
         return None
     with PictureProgress("summing up") as progress:
         summary = summarise(store, own_labels(store, source), progress=progress)
-    return Annotation(store, summary, read_failures(store.path), seconds, begun)
+    return Annotation(store, summary, read_failures(store.path), begun, pace, world)
 
 
 def annotate_source(
@@ -97,15 +100,20 @@ def annotate_source(
     device: torch.device,
     command: str,
     quiet: bool = False,
+    pace: Pace | None = None,
     annotator: str,
     **options: Any,
 ) -> LabelStore:
     """`annotate` with what a person sees of it; a signal ends it, and `command` goes on."""
+    pace = pace or Pace()
     with StopRequest() as stop, PictureProgress("annotating", quiet=quiet) as progress:
 
         def step(done: int, total: int | None) -> None:
             if stop.received:
                 raise Stopped(stop.received, command)
+            if pace.to_first is None and device.type == "cuda":
+                torch.cuda.synchronize(device)  # labels were asked for, and are there only now
+            pace(done)
             progress(done, total)
 
         if not quiet:

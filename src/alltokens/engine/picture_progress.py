@@ -14,6 +14,45 @@ from alltokens.engine.progress import duration
 SECONDS_BETWEEN_LINES = 10.0
 
 
+class Pace:
+    """How long the first pictures took, and how quickly the others came after them.
+
+    One number for both would hide either: building a model, a GPU's first forward and starting workers take seconds,
+    however few pictures there are. Called with how many are done, after each batch; the first call makes the start.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun = self._ended = clock()
+        self._first: tuple[float, int] | None = None
+        self._last = 0
+
+    def __call__(self, done: int) -> None:
+        self._first = self._first or (self._clock(), done)
+        self._last = done
+
+    def end(self) -> None:
+        """All is written."""
+        self._ended = self._clock()
+
+    @property
+    def seconds(self) -> float:
+        """Altogether."""
+        return self._ended - self._begun
+
+    @property
+    def to_first(self) -> float | None:
+        """Seconds; None if there was nothing to do."""
+        return None if self._first is None else self._first[0] - self._begun
+
+    @property
+    def after(self) -> float | None:
+        """Pictures/s after the first ones; None if there were no others."""
+        if self._first is None or self._last == self._first[1]:
+            return None
+        return (self._last - self._first[1]) / max(self._ended - self._first[0], 1e-9)
+
+
 class PictureProgress:
     """Called with how many pictures are done, and of how many (None: not known).
 

@@ -3,13 +3,15 @@
 Shapes: B batch, S side of the picture in pixels (one for each scale), k kept labels, h and w cells of a map.
 
 Loading, labelling and writing overlap: workers decode ahead, a thread brings batches to the device, only the kept
-labels come back, and another thread waits for them and writes. A folder of whole shards is all the state there is (see
-`writer.py`): whoever is started again goes on after them, to the same bytes.
+labels come back, and another thread waits for them and writes. On a GPU all batches have as many rows (`moving.py`).
+A folder of whole shards is all the state there is (see `writer.py`): whoever is started again goes on after them, to
+the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -112,21 +114,26 @@ def annotate(
         flip=flip,
         precision=precision,
     ).to(_device_of(model))
-    with _evaluating(model), torch.inference_mode():
+    rows = min(batch_size, len(source) or 1) if isinstance(source, PictureSource) else batch_size
+    with _evaluating(model), _casting_once(_device_of(model)):
+        with ThreadPoolExecutor(1) as beside:
+            hashed = beside.submit(weights_hash, model)
+            grid = _probe(labeller, sizes, rows)
         description = Description(
-            _probe(labeller, sizes),
+            grid,
             labeller.kept,
             len(mapped),
             form=form,
             class_names=mapped.names,
             annotator=annotator or _name_of(model),
-            annotator_hash=weights_hash(model),
+            annotator_hash=hashed.result(),
             transform=_transform(view, described, flip, scales, precision, mapped),
         )
         if (out / MANIFEST_NAME).exists():
             return _finished(out, description, source.keys if isinstance(source, PictureSource) else ())
         workers = min(default_workers(local_processes()), MOST_WORKERS) if workers is None else workers
-        run = _Run(labeller, view, out, description, batch_size, max(1, shard_size // batch_size), workers, max_pixels)
+        per_shard = max(1, shard_size // batch_size)
+        run = _Run(labeller, view, out, description, batch_size, rows, per_shard, workers, max_pixels)
         return run(source, progress)
 
 
@@ -140,12 +147,13 @@ class _Run:
         out: Path,
         description: Description,
         batch_size: int,
+        rows: int,
         batches_per_shard: int,
         workers: int,
         max_pixels: int,
     ) -> None:
         self.labeller, self.view, self.out, self.description = labeller, view, out, description
-        self.batch_size, self.batches_per_shard = batch_size, batches_per_shard
+        self.batch_size, self.rows, self.batches_per_shard = batch_size, rows, batches_per_shard
         self.workers, self.max_pixels = workers, max_pixels
         self.rank, self.world = processes()
         self.device = _device_of(labeller)
@@ -167,8 +175,8 @@ class _Run:
             wait()
         with (
             writer,
-            Sink(writer, self.batches_per_shard) as sink,
-            closing(on_device(self._batches(source, writer, passed_over), self.device)) as batches,
+            Sink(writer, self.batches_per_shard, self.rows) as sink,
+            closing(on_device(self._batches(source, writer, passed_over), self.device, self.rows)) as batches,
         ):
             for batch in batches:
                 readable = [at for at, problem in enumerate(batch.problems) if not problem]
@@ -190,10 +198,7 @@ class _Run:
         try:
             return self.labeller(batch.pictures)
         except torch.OutOfMemoryError:
-            raise UserError(
-                f"{len(batch.problems)} pictures at a time do not fit into the memory of {self.device}; take a smaller "
-                "batch_size (--batch-size). What is done stays done"
-            ) from None
+            raise _too_many(len(batch.pictures[0]), self.device) from None
 
     def _finish(self, failed: dict[str, str]) -> LabelStore:
         everyone = [failed]
@@ -231,15 +236,23 @@ def _sizes(model: nn.Module, image_size: int, scales: Sequence[float]) -> tuple[
     return tuple(image_size if scale == 1 else max(step, round(scale * image_size / step) * step) for scale in scales)
 
 
-def _probe(labeller: Labeller, sizes: Sequence[int]) -> tuple[int, int]:
-    """The grid of the maps; what cannot work is found out before anything is begun."""
+def _probe(labeller: Labeller, sizes: Sequence[int], rows: int) -> tuple[int, int]:
+    """The grid of the maps; what cannot work is found out before anything is begun.
+
+    On a GPU with `rows` pictures, as all batches will have: its libraries prepare the kernels of every layer for that
+    number, and whether the memory suffices is known.
+    """
+    device = _device_of(labeller)
+    rows = rows if device.type == "cuda" else 1
     grids: list[tuple[int, int]] = []
     for size in sizes:
-        nothing = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=_device_of(labeller))
         try:
+            nothing = torch.zeros(rows, 3, size, size, dtype=torch.uint8, device=device)
             grids.append(tuple(labeller.scores([nothing]).shape[2:]))  # type: ignore[arg-type]
         except UserError:
             raise
+        except torch.OutOfMemoryError:
+            raise _too_many(rows, device) from None
         except (AssertionError, RuntimeError, ValueError) as error:
             name, reason = type(labeller.places.model).__name__, (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
@@ -247,6 +260,13 @@ def _probe(labeller: Labeller, sizes: Sequence[int]) -> tuple[int, int]:
                 "or scales; timm's ViTs take several sizes when they are built with dynamic_img_size"
             ) from None
     return grids[0]
+
+
+def _too_many(rows: int, device: torch.device) -> UserError:
+    return UserError(
+        f"{rows} pictures at a time do not fit into the memory of {device}; take a smaller batch_size (--batch-size). "
+        "What is done stays done"
+    )
 
 
 def _transform(
@@ -296,6 +316,17 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def _casting_once(device: torch.device) -> Iterator[None]:
+    """Without gradients, and so that weights are cast to a lower precision once, not for every batch.
+
+    Autocast keeps what it has cast until its outermost context ends (this one casts nothing), and never in inference
+    mode: a quarter or a third of all kernels of an EfficientNet would be such casts.
+    """
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def _device_of(module: nn.Module) -> torch.device:

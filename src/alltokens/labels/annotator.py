@@ -160,5 +160,5 @@ def weights_hash(model: nn.Module) -> str:
     for name, value in sorted(model.state_dict().items()):
         content = value.detach().cpu().contiguous()
         digest.update(f"{name} {content.dtype} {tuple(content.shape)}\n".encode())
-        digest.update(content.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(content.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -20,20 +20,22 @@ from alltokens.labels.picture_batches import Batch
 Item = TypeVar("Item")
 
 _AHEAD = 2  # batches that wait on the device
+_BOAT = 8 << 20  # bytes
 
 
-def on_device(batches: Generator[Batch], device: torch.device) -> Generator[Batch]:
+def on_device(batches: Generator[Batch], device: torch.device, rows: int) -> Generator[Batch]:
     """The batches with their pictures (B, 3, S, S) on the device.
 
     For a GPU a thread of its own takes them out of the readers' memory and sends them, so that whoever labels does
-    nothing but that.
+    nothing but that. There a batch always has `rows` rows, those after its pictures black: for a number that it has not
+    seen, the GPU's libraries would choose, load and prepare the kernels of every layer anew.
     """
     with closing(batches):
         if device.type != "cuda":
             for batch in batches:
                 yield batch._replace(pictures=tuple(part.permute(0, 3, 1, 2) for part in batch.pictures))
             return
-        with closing(in_background(_sent(batches, device), _AHEAD)) as there:
+        with closing(in_background(_sent(batches, device, rows), _AHEAD)) as there:
             for batch, arrived in there:
                 labelling = torch.cuda.current_stream(device)
                 labelling.wait_event(arrived)
@@ -47,33 +49,45 @@ class _Arriving(NamedTuple):
     arrived: torch.cuda.Event
 
 
-def _sent(batches: Iterator[Batch], device: torch.device) -> Generator[_Arriving]:
-    """Each batch through memory that stays in place, on a stream of its own; it arrives when its event has happened."""
+def _sent(batches: Iterator[Batch], device: torch.device, rows: int) -> Generator[_Arriving]:
+    """Each batch on a stream of its own; it has arrived when its event has happened."""
     with torch.cuda.device(device):
         stream = torch.cuda.Stream(device)
-        staged: list[Tensor] = []
-        arrived: torch.cuda.Event | None = None
+        ferry = _Ferry(stream, device)
         for batch in batches:
-            if arrived is not None:
-                arrived.synchronize()  # or the next pictures would be laid over those that still travel
-            if not staged:
-                staged = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in batch.pictures]
-            staged = [
-                memory if len(memory) >= len(part) else torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-                for memory, part in zip(staged, batch.pictures, strict=True)
-            ]
             with torch.cuda.stream(stream):
-                pictures = [_through(memory, part, device) for memory, part in zip(staged, batch.pictures, strict=True)]
+                pictures = tuple(ferry(part, rows).permute(0, 3, 1, 2) for part in batch.pictures)
                 arrived = torch.cuda.Event()
                 arrived.record(stream)
-            yield _Arriving(batch._replace(pictures=tuple(part.permute(0, 3, 1, 2) for part in pictures)), arrived)
+            yield _Arriving(batch._replace(pictures=pictures), arrived)
 
 
-def _through(memory: Tensor, part: Tensor, device: torch.device) -> Tensor:
-    """numpy copies by one thread and lets others run; torch would call all cores, which are busy decoding."""
-    some = memory[: len(part)]
-    np.copyto(some.numpy(), part.numpy())
-    return some.to(device, non_blocking=True)
+class _Ferry:
+    """Brings bytes to the device through memory that stays in place; one boat is filled while the other travels.
+
+    Such memory is slow to come by, on virtual machines above all: there is little of it, and it is made once.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, device: torch.device) -> None:
+        self._stream, self._device = stream, device
+        self._boats = torch.empty((2, _BOAT), dtype=torch.uint8, pin_memory=True)
+        self._landed = [torch.cuda.Event(blocking=True) for _ in self._boats]  # whoever waits sleeps, cores are busy
+        self._turn = 0
+
+    def __call__(self, part: Tensor, rows: int) -> Tensor:
+        """(B, S, S, 3) -> (rows, S, S, 3), nothing but zeros after the first B."""
+        there = torch.empty((rows, *part.shape[1:]), dtype=part.dtype, device=self._device)
+        shore, cargo = there.view(-1), part.reshape(-1)
+        for start in range(0, len(cargo), _BOAT):
+            load = cargo[start : start + _BOAT]
+            boat, landed = self._boats[self._turn, : len(load)], self._landed[self._turn]
+            landed.synchronize()  # or these bytes would be laid over those that still travel
+            np.copyto(boat.numpy(), load.numpy())  # one thread, and others run; torch would call all the busy cores
+            shore[start : start + len(load)].copy_(boat, non_blocking=True)
+            landed.record(self._stream)
+            self._turn = 1 - self._turn
+        shore[len(cargo) :].zero_()
+        return there
 
 
 def in_background(items: Generator[Item], ahead: int) -> Generator[Item]:

@@ -12,12 +12,14 @@ picture, in page faults alone.)
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +37,9 @@ from alltokens.errors import UserError
 
 Picture = Image.Image | bytes | Path
 
-_PIECE = 16  # pictures that a worker takes at a time
+_PIECE = 16  # pictures that a worker takes at a time, at most
 _AHEAD = 2  # pieces for each worker, batches for threads
+_MEMORY = 256 << 20  # bytes for batches that are read ahead, if smaller pieces bring them down to it
 _SHARED_MEMORY = Path("/dev/shm")
 _NICE = 5  # workers give way to the process that feeds the device, if there are not cores enough for all
 
@@ -61,6 +64,11 @@ class View:
     def enough(self) -> int | None:
         """A JPEG may be decoded at a fraction that leaves such sides: scores change by less than bf16 changes them."""
         return None if self.center_crop else 3 * max(self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        """Of one picture."""
+        return sum(3 * size * size for size in self.sizes)
 
     def _at(self, picture: Image.Image, size: int) -> Tensor:
         if self.center_crop:
@@ -90,12 +98,10 @@ class Slots:
 
     def __init__(self, view: View, batch_size: int, count: int, shared: bool = False) -> None:
         self.view, self.count = view, count
-        with torch.inference_mode(False):  # threads and processes that are not in it write here
-            shapes = [(count, batch_size, size, size, 3) for size in view.sizes]
-            self._memory = [torch.empty(shape, dtype=torch.uint8) for shape in shapes]
         if shared:
-            _check_shared_memory(sum(memory.nbytes for memory in self._memory))
-            self._memory = [memory.share_memory_() for memory in self._memory]
+            _check_shared_memory(count * batch_size * view.bytes)
+        make = _shared if shared else partial(torch.empty, dtype=torch.uint8)
+        self._memory = [make((count, batch_size, size, size, 3)) for size in view.sizes]
 
     def fill(self, slot: int, row: int, read: Callable[[], Image.Image]) -> str:
         """Put a picture where it belongs; what was wrong with it, if anything. Its place then stays black."""
@@ -137,21 +143,33 @@ def deal(
         number += 1
 
 
+def piece_and_slots(view: View, batch_size: int, workers: int) -> tuple[int, int]:
+    """Pictures that a worker takes at a time, and batches that need memory, for `read_source`.
+
+    Before the last of the pieces under way the reader is at most so many batches ahead of what is asked for; the
+    smaller the pieces, the fewer. Memory that is touched for the first time costs every worker time.
+    """
+    choices = [_PIECE >> halved for halved in range(_PIECE.bit_length())]
+    slots = {size: -(-_AHEAD * workers // -(-batch_size // size)) + 1 for size in choices}
+    fewest = min(slots.values())
+    return next((size, n) for size, n in slots.items() if n * batch_size * view.bytes <= _MEMORY or n == fewest)
+
+
 def read_source(
     source: PictureSource, jobs: Iterator[Job], view: View, max_pixels: int, workers: int, batch_size: int
 ) -> Generator[Batch]:
     """The jobs' pictures, read by `workers` processes (0: by this one)."""
-    pieces_each = -(-batch_size // _PIECE)
-    # Before the last of the pieces under way the reader is at most so many batches ahead of what is asked for.
-    slots = Slots(view, batch_size, -(-_AHEAD * workers // pieces_each) + 1, shared=workers > 0)
+    size, count = piece_and_slots(view, batch_size, workers)
+    pieces_each = -(-batch_size // size)
+    slots = Slots(view, batch_size, count, shared=workers > 0)
     waiting: deque[Job] = deque()
 
     def pieces() -> Iterator[_Piece]:
         for number, job in enumerate(jobs):
             waiting.append(job)
             for piece in range(pieces_each):  # also where it is empty: the count of slots relies on it
-                start = piece * _PIECE
-                yield _Piece(number % slots.count, start, job.pictures[start : start + _PIECE])
+                start = piece * size
+                yield _Piece(number % slots.count, start, job.pictures[start : start + size])
 
     loader = DataLoader(
         _Filling(source, slots, max_pixels),
@@ -229,6 +247,12 @@ class _Filling(Dataset[list[str]]):
 
     def _read(self, index: int) -> Image.Image:
         return load_picture(self.source, index, self.max_pixels, self.slots.view.enough)
+
+
+def _shared(shape: tuple[int, ...]) -> Tensor:
+    """Bytes that other processes see; `share_memory_` would copy what is not there yet, page by page."""
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # pyright: ignore[reportPrivateUsage]
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
 def _check_shared_memory(needed: int) -> None:

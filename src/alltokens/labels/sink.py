@@ -28,10 +28,42 @@ NOT_FINITE = "its scores are not finite numbers within float16"
 _AHEAD = 8  # batches that may wait for the disk
 
 
+class Landing:
+    """Where labels come down: memory that stays in place, made once for so many batches of up to `rows` pictures.
+
+    For each batch anew, the driver would be asked for it again and again, and hold up the device meanwhile.
+    """
+
+    def __init__(self, labels: TopLabels, rows: int, places: int) -> None:
+        """As `labels` are, all others will be, but for their number."""
+        needed = rows * sum(part[0].nbytes for part in labels)
+        shape = (places, -(-needed // 16) * 16)  # numbers of four bytes begin at a multiple of four
+        self._memory = torch.empty(shape, dtype=torch.uint8, pin_memory=labels.ids.is_cuda)
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for place in range(places):
+            self._free.put(place)
+
+    def bring(self, labels: TopLabels) -> tuple[int, TopLabels]:
+        """The place, to be given back, and the labels in it, as soon as the device is done with them."""
+        place = self._free.get()
+        parts = [part.reshape(-1).view(torch.uint8) for part in labels]
+        whole = torch.cat(parts)
+        there = self._memory[place, : len(whole)]
+        there.copy_(whole, non_blocking=labels.ids.is_cuda)
+        split = there.split([len(part) for part in parts])
+        return place, TopLabels(
+            *(some.view(part.dtype).view(part.shape) for some, part in zip(split, labels, strict=True))
+        )
+
+    def give_back(self, place: int) -> None:
+        self._free.put(place)
+
+
 class _Delivery(NamedTuple):
     batch: Batch
     readable: Sequence[int]
     labels: TopLabels | None
+    place: int | None
     arrived: torch.cuda.Event | None
 
 
@@ -42,9 +74,11 @@ class Sink:
     it was given, also when it is stopped by a signal, but after any other exception no more than what is written.
     """
 
-    def __init__(self, writer: LabelWriter, batches_per_shard: int) -> None:
+    def __init__(self, writer: LabelWriter, batches_per_shard: int, rows: int) -> None:
+        """`rows`: what labels have at most, more than pictures perhaps."""
         self.failed: dict[str, str] = {}
-        self._writer, self._batches_per_shard = writer, batches_per_shard
+        self._writer, self._batches_per_shard, self._rows = writer, batches_per_shard, rows
+        self._landing: Landing | None = None
         self._shard = -1
         self._waiting: queue.Queue[_Delivery | None] = queue.Queue(_AHEAD)
         self._error: BaseException | None = None
@@ -56,15 +90,17 @@ class Sink:
         """Labels of a batch that were just asked for; returns before they are there."""
         if self._error is not None:
             raise self._error
-        arrived = None
-        if labels is not None and labels.ids.is_cuda:
-            there = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in labels]
-            for host, part in zip(there, labels, strict=True):
-                host.copy_(part, non_blocking=True)
-            labels, arrived = TopLabels(*there), torch.cuda.Event()
-            arrived.record(torch.cuda.current_stream())
+        place = arrived = None
+        if labels is not None:
+            # Besides those that wait, one batch is being written and one put.
+            self._landing = self._landing or Landing(labels, self._rows, _AHEAD + 2)
+            device = labels.ids.device
+            place, labels = self._landing.bring(labels)
+            if device.type == "cuda":
+                arrived = torch.cuda.Event(blocking=True)  # the thread that waits sleeps; pictures want its core
+                arrived.record(torch.cuda.current_stream(device))
         # The pictures stay behind: their memory is wanted for the next ones.
-        self._waiting.put(_Delivery(batch._replace(pictures=()), readable, labels, arrived))
+        self._waiting.put(_Delivery(batch._replace(pictures=()), readable, labels, place, arrived))
 
     def __enter__(self) -> Sink:
         return self
@@ -80,15 +116,16 @@ class Sink:
 
     def _work(self) -> None:
         while (delivery := self._waiting.get()) is not None:
-            if self._error is not None or self._abandoned:
-                continue  # emptied, so that whoever fills it is not stuck
             try:
-                self._write(delivery)
+                if self._error is None and not self._abandoned:  # or else emptied, so that nobody who fills it is stuck
+                    self._write(delivery)
             except BaseException as error:  # raised again where batches are put
                 self._error = error
+            if self._landing is not None and delivery.place is not None:
+                self._landing.give_back(delivery.place)
 
     def _write(self, delivery: _Delivery) -> None:
-        batch, readable, labels, arrived = delivery
+        batch, readable, labels, _, arrived = delivery
         shard = batch.job.number // self._batches_per_shard
         if shard != self._shard:
             self._writer.flush()
@@ -104,7 +141,7 @@ class Sink:
         usable = [at for at in readable if bool(labels.usable[at])]
         self.failed |= {keys[at]: NOT_FINITE for at in set(readable).difference(usable)}
         if usable:
-            some = slice(None) if len(usable) == len(keys) else usable
+            some = slice(len(keys)) if len(usable) == len(keys) else usable
             maps = LabelMap(labels.ids[some], labels.scores[some], labels.tail[some])
             self._writer.append([keys[at] for at in usable], maps)
 

@@ -1,0 +1,135 @@
+"""Pictures on their way to a device and labels on their way back: none overtaken, in memory that is made once."""
+
+import threading
+from contextlib import closing, nullcontext
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from alltokens.labels import annotate as annotation
+from alltokens.labels import moving
+from alltokens.labels.annotate import annotate
+from alltokens.labels.labeller import top_labels
+from alltokens.labels.moving import in_background, on_device
+from alltokens.labels.picture_batches import Batch, Job
+from alltokens.labels.sink import Landing, read_failures
+from tests.labels.tiny_annotator import OPTIONS, Brittle, write_pictures
+
+
+def test_what_a_background_raises_is_raised_and_closing_ends_it():
+    closed = []
+
+    def numbers(end):
+        try:
+            yield from range(end)
+            raise ZeroDivisionError
+        finally:
+            closed.append(threading.current_thread().name)
+
+    made = in_background(numbers(3), 1)
+    assert [next(made), next(made), next(made)] == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        next(made)
+    with closing(in_background(numbers(10**9), 2)) as made:
+        assert next(made) == 0
+    assert closed == ["picture-mover"] * 2
+    assert "picture-mover" not in [thread.name for thread in threading.enumerate()]
+    assert list(in_background((at for at in range(0)), 1)) == []
+
+
+class LateDevice:
+    """A CPU stands in for a GPU that copies as late as it may: when somebody waits for it."""
+
+    def __init__(self, monkeypatch):
+        self.queued, self.pinned = [], []
+        copy, empty, there = torch.Tensor.copy_, torch.empty, self
+
+        class Event:
+            def __init__(self, blocking=False):
+                self.upto = []
+
+            def record(self, stream):
+                self.upto = list(there.queued)
+
+            def synchronize(self):
+                for target, source in self.upto:
+                    if any(target is waiting for waiting, _ in there.queued):
+                        copy(target, source)
+                there.queued = [one for one in there.queued if all(one[0] is not target for target, _ in self.upto)]
+
+        def copy_late(target, source, non_blocking=False):
+            return self.queued.append((target, source)) if non_blocking else copy(target, source)
+
+        def made(*args, pin_memory=False, **kwargs):
+            memory = empty(*args, **kwargs)
+            self.pinned += [memory] if pin_memory else []
+            return memory
+
+        nothing = {"device": lambda device: nullcontext(), "stream": lambda stream: nullcontext()}
+        for name, value in (nothing | {"Event": Event, "Stream": lambda device: None}).items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.Tensor, "copy_", copy_late)
+        monkeypatch.setattr(torch, "empty", made)
+
+
+def test_batches_travel_to_a_gpu_in_two_boats_and_all_have_as_many_rows(monkeypatch):
+    """Bytes are not laid over those that still travel, however late a copy is made; nothing more is pinned."""
+    monkeypatch.setattr(moving, "_BOAT", 100)
+    parts = [torch.randint(256, (count, 8, 8, 3), dtype=torch.uint8) for count in (2, 4, 3)]
+    small = [torch.randint(256, (len(part), 3, 3, 3), dtype=torch.uint8) for part in parts]
+    device = LateDevice(monkeypatch)
+    batches = (Batch(Job(at, [], []), both, []) for at, both in enumerate(zip(parts, small, strict=True)))
+    sent = list(moving._sent(batches, torch.device("cpu"), rows=4))
+    sent[-1].arrived.synchronize()
+    assert [arriving.batch.job.number for arriving in sent] == [0, 1, 2]
+    for arriving, *expected in zip(sent, parts, small, strict=True):
+        for there, part in zip(arriving.batch.pictures, expected, strict=True):
+            assert there.shape == (4, 3, *part.shape[1:3])
+            assert torch.equal(there[: len(part)], part.permute(0, 3, 1, 2))
+            assert not there[len(part) :].any()
+    assert [memory.shape for memory in device.pinned] == [(2, 100)]
+
+
+def test_on_a_cpu_batches_are_planes():
+    part = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(2, 4, 4, 3)
+    batches = (Batch(Job(0, [], []), (part,), []) for _ in range(1))
+    [batch] = on_device(batches, torch.device("cpu"), rows=3)
+    assert torch.equal(batch.pictures[0], part.permute(0, 3, 1, 2))
+
+
+def test_labels_come_down_to_places_that_are_made_once_and_used_in_turn():
+    """Four kinds of numbers as bytes in one piece, of an odd number of pictures, too."""
+    scores = torch.randn(5, 21, 4, 5, generator=torch.Generator().manual_seed(0))
+    made = [top_labels(scores[:count] + count, 3) for count in (2, 5, 3, 1)]
+    landing = Landing(made[0], 5, 2)
+    where = set()
+    for first, second in pairwise(made):  # two are there at a time
+        landed = [landing.bring(first), landing.bring(second)]
+        for (place, there), labels in zip(landed, (first, second), strict=True):
+            assert [part.dtype for part in there] == [torch.int32, torch.float32, torch.float32, torch.bool]
+            assert all(torch.equal(part, expected) for part, expected in zip(there, labels, strict=True))
+            where.add((place, there.ids.data_ptr()))
+            landing.give_back(place)
+    assert len(where) == 2
+
+
+def test_batches_that_are_filled_up_with_black_rows_give_the_same_maps(tmp_path, monkeypatch):
+    """As on a GPU, where all batches have as many rows."""
+    pictures = tmp_path / "pictures"
+    write_pictures(pictures)
+    undisturbed = annotate(Brittle(), pictures, tmp_path / "undisturbed", workers=0, **OPTIONS)
+
+    def filled_up(batches, device, rows):
+        for batch in on_device(batches, device, rows):
+            missing = rows - len(batch.pictures[0])
+            yield batch._replace(pictures=tuple(F.pad(part, [0] * 7 + [missing]) for part in batch.pictures))
+
+    monkeypatch.setattr(annotation, "on_device", filled_up)
+    store = annotate(Brittle(), pictures, tmp_path / "s", workers=0, **OPTIONS)
+    assert list(store.keys()) == list(undisturbed.keys())
+    assert read_failures(store.path) == read_failures(undisturbed.path)
+    keys = list(store.keys())
+    for part, expected in zip(store.read(keys), undisturbed.read(keys), strict=True):
+        torch.testing.assert_close(part, expected, atol=2e-3, rtol=2e-3)
