@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alltokens.bench import apart, tl_align, token_labels, train
+from alltokens.bench import apart, arm_process, tl_align, token_labels, train
 from alltokens.bench.apart import Comparison, Pace, compare_each
 from alltokens.errors import TrainingFailed, UserError
 
@@ -86,12 +86,13 @@ def log(tmp_path):
 @pytest.fixture
 def forked(monkeypatch):
     """Processes that need not import torch anew."""
-    monkeypatch.setattr(apart, "START", "fork")
+    monkeypatch.setattr(arm_process, "START", "fork")
 
 
 def test_arms_in_processes_give_what_arms_of_this_process_give(log, tmp_path, monkeypatch):
     monkeypatch.delenv(THREADS, raising=False)
-    monkeypatch.setattr(apart, "_cores", lambda: 10)
+    for module in (apart, arm_process):
+        monkeypatch.setattr(module, "cores", lambda: 10)
     arms = {
         "a": partial(linear, log, "a"),
         "b": partial(linear, log, "b", partial(too_much_once, tmp_path / "flag")),
