@@ -1,6 +1,6 @@
 """All of `alltokens bench` on this machine, one file for each, into benchmarks/results/.
 
-python -m benchmarks.device [--data DIR] [--out DIR] [--only NAME ...]      (make bench-device)
+python -m benchmarks.device [--data DIR] [--models MODEL ...] [--out DIR] [--only NAME ...]      (make bench-device)
 
 A bench that fails is named at the end, and what it had before stays; the others run.
 """
@@ -18,17 +18,20 @@ from alltokens.cli.bench import BENCHES
 
 RESULTS = Path(__file__).with_name("results")
 WITH_PICTURES = ("data", "annotate")  # measured on drawn scenes unless --data names real ones
+WITH_STEPS = ("train", "tl_align", "token_labels")  # of the models that --models names, or of their own
 
 
-def command(name: str, out: Path, data: str | None) -> list[str]:
+def command(name: str, out: Path, data: str | None, models: Sequence[str] = ()) -> list[str]:
     words = [sys.executable, "-m", "alltokens", "bench", name]
     words += ["--csv", str(out / f".{name}.new.csv"), "--json", str(out / f".{name}.new.json")]
-    return words + (["--data", data] if data is not None and name in WITH_PICTURES else [])
+    words += ["--data", data] if data is not None and name in WITH_PICTURES else []
+    return words + (["--models", *models] if models and name in WITH_STEPS else [])
 
 
 def main(words: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(description="All benches of this machine, into one folder.")
     options.add_argument("--data", help="pictures for the benches that read some")
+    options.add_argument("--models", nargs="+", default=(), help=f"timm models for {', '.join(WITH_STEPS)}")
     options.add_argument("--out", type=Path, default=RESULTS)
     options.add_argument("--only", nargs="+", choices=sorted(BENCHES), default=list(BENCHES))
     chosen = options.parse_args(words)
@@ -37,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in chosen.only:
         started = time.monotonic()
         print(f"== {name}: {BENCHES[name].meaning}", flush=True)
-        done = subprocess.run(command(name, chosen.out, chosen.data), check=False)
+        done = subprocess.run(command(name, chosen.out, chosen.data, chosen.models), check=False)
         made = [chosen.out / f".{name}.new{ending}" for ending in (".csv", ".json")]
         if done.returncode == 0:
             for file in made:

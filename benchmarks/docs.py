@@ -109,6 +109,10 @@ def performance_page(folder: Path) -> str:
         "`python -m benchmarks.docs` out of benchmarks/results/. Times are medians with quartiles, warm-up excluded;",
         "ratios are to the first arm of the same run, taken round by round.",
         "",
+        "Arms take turns on a device that does nothing else meanwhile. On a GPU each arm of a comparison with compiled",
+        "steps has a process of its own, because compiling keeps one Python thread busy: so all of them, those of",
+        "several models too, compile at the same time.",
+        "",
     ]
     for name, bench in BENCHES.items():
         file = folder / f"{name}.csv"

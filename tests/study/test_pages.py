@@ -151,6 +151,8 @@ def test_all_benches_in_one_command(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.glob(".*"))
     assert "--data" in device.command("data", tmp_path, "pictures")
     assert "--data" not in device.command("train", tmp_path, "pictures")
+    assert device.command("tl_align", tmp_path, None, ["a", "b"])[-3:] == ["--models", "a", "b"]
+    assert "--models" not in device.command("labels", tmp_path, None, ["a", "b"])
 
 
 def test_the_committed_pages_are_what_the_files_say():
