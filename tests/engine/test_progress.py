@@ -109,3 +109,24 @@ def test_a_table_has_headers_and_numbers_to_the_right():
     console = plain()
     table(("model", "M"), [("a", "5.7"), ("bb", "22.1")], numbers=(1,), console=console)
     assert console.file.getvalue().splitlines() == ["model     M", "a       5.7", "bb     22.1"]
+
+
+TOP = ["arm        n  top-1 %  interval", "area      20    61.50  -1 to +1", "tl_align   5    62.25"]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (44, [TOP[0] + "  about", TOP[1] + "  short", TOP[2] + "            a few words"]),
+        (32, [*TOP, "", "arm       about", "area      short", "tl_align  a few words"]),
+        (21, ["arm        n  top-1 %", "area      20    61.50", "tl_align   5    62.25", "",
+              "arm       interval", "area      -1 to +1", "tl_align", "",
+              "arm       about", "area      short", "tl_align  a few words"]),
+    ],
+)  # fmt: skip
+def test_what_a_narrow_terminal_has_no_room_for_follows_below(width, lines):
+    console = terminal()
+    console.width = width
+    rows = [("area", "20", "61.50", "-1 to +1", "short"), ("tl_align", "5", "62.25", "", "a few words")]
+    table(("arm", "n", "top-1 %", "interval", "about"), rows, numbers=(1, 2, 3), console=console)
+    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == lines

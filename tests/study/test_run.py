@@ -1,5 +1,6 @@
 """Runs of a study: rows are the truth, nothing half-done gets one, failures are kept."""
 
+import shutil
 import signal
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 
 from alltokens.engine import feeding, runs
 from alltokens.engine.runtime import start_runtime
-from alltokens.errors import UserError
+from alltokens.errors import Stopped, UserError
 from alltokens.study import training
 from alltokens.study.plan import load_study
 from alltokens.study.queue import Queue
@@ -15,6 +16,7 @@ from alltokens.study.results import Result, append_result, chosen, read_results
 from alltokens.study.run import Limits, run_studies
 from alltokens.study.table import compare, csv_rows, print_table
 from alltokens.study.training import Job
+from tests.engine.test_resume import stop_at
 from tests.tiny import tiny_config
 
 STUDY = """
@@ -90,6 +92,30 @@ def test_time_that_is_up_leaves_no_row_and_the_next_call_goes_on(study, tmp_path
     assert len((folder / "metrics.jsonl").read_text().splitlines()) > before
 
 
+def test_a_signal_ends_the_study_and_what_it_stopped_goes_on_with_the_same_settings(study, tmp_path, monkeypatch):
+    long = {"train": {"epochs": 5}, "evaluation": {"every_epochs": 5}}
+    with monkeypatch.context() as patch:
+        stop_at(patch, update=3, number=signal.SIGTERM)
+        with pytest.raises(Stopped, match="go on with: the same command") as stopped:
+            run(load_study(study.file, long), tmp_path, seeds=1)
+    assert stopped.value.signal == signal.SIGTERM
+    assert read_results(tmp_path / "results.csv") == []
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()  # none was begun after it
+    shutil.copytree(folder, tmp_path / "stopped")
+    gone_on, resume = [], runs.resume
+    monkeypatch.setattr(runs, "resume", lambda *words, **more: gone_on.append(1) or resume(*words, **more))
+    _, rows, _ = run(load_study(study.file, long), tmp_path, seeds=1, arms=("area",))
+    assert ([row.status for row in rows], len(gone_on)) == (["done"], 1)
+
+    # How many load pictures changes no result; the run is not refused for it, but made anew.
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "stopped", folder)
+    (tmp_path / "results.csv").unlink()
+    _, again, _ = run(load_study(study.file, {**long, "data": {"workers": 0}}), tmp_path, seeds=1, arms=("area",))
+    assert [(row.status, row.error, row.loss) for row in again] == [("done", "", rows[0].loss)]
+    assert len(gone_on) == 1
+
+
 def test_a_failed_run_is_kept_shown_and_tried_again(study, tmp_path, monkeypatch, capsys):
     def failing(job, result):
         if job.arm == "tl_align":
@@ -115,6 +141,7 @@ def test_a_failed_run_is_kept_shown_and_tried_again(study, tmp_path, monkeypatch
     [
         ({"data": {"root": None}}, "scenes", {}, "where are the pictures"),
         ({"data": {"root": "/nowhere"}}, "scenes", {}, "no pictures at /nowhere"),
+        ({"data": {"train": "scenes:train", "val": "/elsewhere"}}, "scenes", {}, "no pictures at /elsewhere"),
         ({}, "/nowhere.tar", {}, "no masks at /nowhere.tar"),
         ({}, None, {}, "--masks PATH"),
         ({}, "scenes", {"minutes": 0}, "minutes must be above 0"),

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from alltokens.engine.metrics import Scores
 
 
+_GAP = 2  # blanks between the columns of a table
+_WORDS = 24  # so wide may a column of words be where a terminal is narrow
+
+
 def output_console(file: TextIO | None = None) -> Console:
     """Where text for people goes. Colours and wrapping on a terminal only; a pipe gets whole lines."""
     console = Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False)
@@ -35,20 +39,49 @@ def table(
     numbers: Sequence[int] = (),
     console: Console | None = None,
 ) -> None:
-    """Print aligned columns; those in `numbers` to the right."""
+    """Print aligned columns; those in `numbers` to the right.
+
+    Where a terminal is too narrow, words are folded, but for short names in the first column; numbers that have no room
+    follow below, beside the columns that led to them.
+    """
     console = console or output_console()
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers), header_style="bold")
-    for column, header in enumerate(headers):
-        grid.add_column(Text(header), justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(printable(cell).replace("\n", "\\n")) for cell in row))
-    if console.is_terminal:
-        console.print(grid)
-        return
-    with console.capture() as captured:
-        console.print(grid)
-    for line in captured.get().splitlines():  # without the blanks that fill a column up
-        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    lines = [[printable(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    for part, columns in enumerate(_side_by_side(headers, lines, numbers, console.width)):
+        if part:
+            console.print()
+        grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=any(headers), header_style="bold")
+        for column in columns:
+            name = column == 0 and max(map(len, (row[0] for row in lines)), default=0) <= console.width // 2
+            grid.add_column(
+                Text(headers[column]),
+                justify="right" if column in numbers else "left",
+                no_wrap=name or column in numbers,
+                overflow="fold",
+            )
+        for line in lines:
+            grid.add_row(*(Text(line[column]) for column in columns))
+        if console.is_terminal:
+            console.print(grid)
+            continue
+        with console.capture() as captured:
+            console.print(grid)
+        for line in captured.get().splitlines():  # without the blanks that fill a column up
+            console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _side_by_side(
+    headers: Sequence[str], lines: Sequence[Sequence[str]], numbers: Sequence[int], width: int
+) -> list[list[int]]:
+    """The columns of each part of a table that is no wider than `width`, if its words are folded."""
+    widths = [max(len(row[column]) for row in (headers, *lines)) + _GAP for column in range(len(headers))]
+    widths = [needed if column in numbers else min(needed, _WORDS) for column, needed in enumerate(widths)]
+    leading = list(range(min(numbers, default=len(headers))))
+    parts = [leading.copy()]
+    for column in range(len(leading), len(headers)):
+        if len(parts[-1]) > len(leading) and sum(widths[i] for i in parts[-1]) + widths[column] > width + _GAP:
+            parts.append(leading.copy())
+        parts[-1].append(column)
+    return parts
 
 
 def closing_table(pairs: Sequence[tuple[str, str]], *, console: Console | None = None) -> None:

@@ -1,11 +1,17 @@
-"""SIGTERM and SIGINT as a request: the trainer looks after every update, saves, and stops."""
+"""SIGTERM and SIGINT as a request: the trainer looks after every update, saves, and stops. And the end of a parent."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+from alltokens.errors import Stopped
 
 
 class StopRequest:
@@ -31,3 +37,32 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         signal.signal(number, self._before.get(number, signal.SIG_DFL))
+
+
+@contextmanager
+def stopping(go_on: str) -> Iterator[None]:
+    """SIGTERM as an error, for work that has nothing to save but something to clear up."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise Stopped(number, go_on)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_with_parent() -> None:
+    """This process, which another one started, ends at once when that one does, however it ends: by a kill, too."""
+    threading.Thread(target=_await_parent, daemon=True).start()
+
+
+def _await_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

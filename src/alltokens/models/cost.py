@@ -53,10 +53,11 @@ def gmacs(model: nn.Module, image_size: int | tuple[int, int], channels: int = 3
 
 def in_words(parameters: int, gmacs: float) -> str:
     """5.72 M parameters, 1.25 GMACs"""
-    return f"{_short(parameters / 1e6)} M parameters, {_short(gmacs)} GMACs"
+    return f"{short(parameters / 1e6)} M parameters, {short(gmacs)} GMACs"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """5.72, 0.057, 0.0011"""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 

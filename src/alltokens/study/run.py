@@ -16,7 +16,8 @@ from typing import Any
 
 from alltokens.engine.config import TrainConfig
 from alltokens.engine.progress import duration
-from alltokens.errors import UserError, unknown
+from alltokens.engine.signals import stopping
+from alltokens.errors import Stopped, TrainingStopped, UserError, unknown
 from alltokens.labels.store import LabelStore
 from alltokens.study.plan import Study
 from alltokens.study.queue import Queue
@@ -24,6 +25,7 @@ from alltokens.study.results import Result, append_result, chosen, read_results
 from alltokens.study.training import Job, train_job
 
 GRACE = 20.0  # seconds after the deadline, for runs that are saving their state
+GO_ON = "the same command"
 
 
 @dataclass(frozen=True)
@@ -154,21 +156,26 @@ def run_studies(
         say(f"[{number}/{len(jobs)}] {duration(time.monotonic() - started)}  {job.study} {job.name}: {told}")
 
     queue = Queue(jobs, deadline)
-    if at_once == 1:
-        _one_after_the_other(queue, finished)
-    else:
-        from alltokens.study.workers import side_by_side
+    try:
+        if at_once == 1:
+            _one_after_the_other(queue, finished)
+        else:
+            from alltokens.study.workers import side_by_side
 
-        side_by_side(queue, at_once, finished, deadline, GRACE)
+            with stopping(GO_ON):
+                side_by_side(queue, at_once, finished, deadline, GRACE)
+    except TrainingStopped as stopped:
+        raise Stopped(stopped.signal, GO_ON) from None
     return ending
 
 
 def _check_places(jobs: Sequence[Job]) -> None:
     """What the runs read is there: said once and before, not by every run and after it."""
-    for root in {job.config.data.root for job in jobs if job.config.data.train is None}:
+    data = [job.config.data for job in jobs]
+    for root in {where or one.root for one in data for where in (one.train, one.val)}:
         if root is None:
             raise UserError("where are the pictures? Say --data DIR")
-        if root != "scenes" and not root.startswith("hfds:") and not Path(root).expanduser().exists():
+        if root != "scenes" and not root.startswith(("scenes:", "hfds:")) and not Path(root).expanduser().exists():
             raise UserError(f"there are no pictures at {root}")
     for path in {job.config.data.labels for job in jobs if job.config.data.labels is not None}:
         LabelStore.open(path)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from alltokens.engine.progress import duration, table
 from alltokens.errors import UserError
+from alltokens.models.cost import short
 from alltokens.study.plan import Study
 from alltokens.study.results import Result, chosen, stale
 from alltokens.study.student import CONFIDENCE, Comparison, paired, quantile
@@ -115,8 +116,8 @@ def columns(compared: Compared) -> list[Column]:
         ("token accuracy %", lambda arm: number(arm.mean("token_accuracy"), 1)),
         ("pointing %", lambda arm: number(arm.mean("pointing"), 1)),
         ("token IoU %", lambda arm: number(arm.mean("token_iou"), 1)),
-        ("M parameters", lambda arm: number(_millions(arm.mean("parameters")), 2)),
-        ("GMACs", lambda arm: number(arm.mean("gmacs"), 2)),
+        ("M parameters", lambda arm: "" if (it := arm.mean("parameters")) is None else short(it / 1e6)),
+        ("GMACs", lambda arm: "" if (it := arm.mean("gmacs")) is None else short(it)),
         ("a run", lambda arm: "" if (it := arm.median("wall_seconds")) is None else duration(it)),
         ("pictures/s", lambda arm: "" if (it := arm.median("pictures_per_second")) is None else f"{it:,.0f}"),
     ]
@@ -217,7 +218,3 @@ def probability(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
     return "<0.001" if comparison.p < 0.0005 else f"{comparison.p:.3f}"
-
-
-def _millions(value: float | None) -> float | None:
-    return None if value is None else value / 1e6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import statistics
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import torch
 
 from alltokens.engine import run_folder, runs
 from alltokens.engine.config import RunConfig
-from alltokens.engine.run_folder import RunFolder
+from alltokens.engine.run_folder import RunFolder, load_config
 from alltokens.errors import TrainingStopped
 from alltokens.evaluate.token_truth import TokenTruth, measure_token_truth
 from alltokens.models.cost import gmacs, parameter_count
@@ -52,7 +53,9 @@ def train_job(job: Job, kept: runs.Kept, deadline: float | None = None) -> Resul
         facts["wall_seconds"] = time.monotonic() - begun
         shutil.rmtree(RunFolder(job.run_dir).checkpoints, ignore_errors=True)  # nothing is left to go on with
         return _row(job, "done", facts)
-    except TrainingStopped:
+    except TrainingStopped as stopped:
+        if stopped.signal != signal.SIGALRM:  # not the deadline: the study is to stop
+            raise
         return None
     except Exception as error:  # whatever it is: a study goes on without this run, and says so
         words = " ".join(str(error).split())[:400]
@@ -71,9 +74,13 @@ def _row(job: Job, status: str, facts: Mapping[str, Any]) -> Result:
 def _train(job: Job, kept: runs.Kept, deadline: float | None) -> runs.RunResult:
     folder = RunFolder(job.run_dir)
     words: dict[str, Any] = {"quiet": True, "deadline": deadline, "kept": kept, "command": ("alltokens", "study")}
-    if folder.last_checkpoint.exists() and folder.config_file.exists():
-        return runs.resume(job.run_dir, config=job.config, **words)
-    shutil.rmtree(job.run_dir, ignore_errors=True)  # it was cut off before there was anything to go on from
+    begun = folder.last_checkpoint.exists() and folder.config_file.exists()
+    if begun and load_config(job.run_dir) == job.config:
+        return runs.resume(job.run_dir, **words)
+    if job.run_dir.exists():  # cut off before there was anything to go on from, or its pictures lie elsewhere now
+        folder.lock()
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+        folder.release()
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     return runs.train(job.config, recipe=f"{job.study}-{job.arm}", run_dir=job.run_dir, **words)
 

@@ -1,6 +1,7 @@
 """Processes that train side by side on one device.
 
-The parent hands out runs and writes rows; a process that dies is a failed run, and is replaced.
+The parent hands out runs and writes rows; a process that dies is a failed run, and is replaced. When the parent dies,
+however that happens, they all end at once: the next call goes on with their runs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 import torch.multiprocessing as processes
 
+from alltokens.engine.signals import end_with_parent
+from alltokens.errors import TrainingStopped
 from alltokens.study.queue import Queue
 from alltokens.study.results import Result
 from alltokens.study.training import Job, failed, train_job
@@ -116,6 +119,7 @@ def _work(pipe: Connection) -> None:
     """One process: pictures first, then runs until there is none."""
     from alltokens.engine.runs import Kept
 
+    end_with_parent()  # a run that went on would have nobody to write its row, and be in the way of the next call
     torch.set_num_threads(1)
     try:
         # Written by the parent a moment ago; it holds our own classes, so it is read as what it is.
@@ -123,5 +127,5 @@ def _work(pipe: Connection) -> None:
         while (given := pipe.recv()) is not None:
             job, left = given
             pipe.send(train_job(job, kept, None if left is None else time.monotonic() + left))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, KeyboardInterrupt, TrainingStopped):
         sys.exit(1)  # the parent is gone, or both were interrupted
