@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from alltokens.data.sources import open_source
 from alltokens.labels import annotate as annotation
 from alltokens.labels import moving
 from alltokens.labels.annotate import annotate
@@ -133,3 +134,24 @@ def test_batches_that_are_filled_up_with_black_rows_give_the_same_maps(tmp_path,
     keys = list(store.keys())
     for part, expected in zip(store.read(keys), undisturbed.read(keys), strict=True):
         torch.testing.assert_close(part, expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_maps_are_those_of_a_cpu_and_the_same_each_time(tmp_path, monkeypatch):
+    """Boats smaller than a batch, a last batch of three, and a stream, whose batches have as many rows, too."""
+    monkeypatch.setattr(moving, "_BOAT", 10_000)
+    pictures = tmp_path / "pictures"
+    write_pictures(pictures)
+    on_cpu = annotate(Brittle(), pictures, tmp_path / "cpu", workers=0, **OPTIONS)
+    keys = list(on_cpu.keys())
+    stores = [annotate(Brittle().cuda(), pictures, tmp_path / f"{at}", workers=2 * at, **OPTIONS) for at in range(2)]
+    stream = [(pictures / key, key) for key in open_source(pictures).keys]
+    stores.append(annotate(Brittle().cuda(), stream, tmp_path / "stream", **OPTIONS))
+    for store in stores:
+        assert list(store.keys()) == keys
+        assert read_failures(store.path) == read_failures(on_cpu.path)
+        for part, first in zip(store.read(keys), stores[0].read(keys), strict=True):
+            assert torch.equal(part, first)
+    maps, expected = stores[0].read(keys), on_cpu.read(keys)
+    torch.testing.assert_close(maps.scores, expected.scores, atol=0.05, rtol=0.05)  # TF32 among others
+    assert (maps.ids == expected.ids).float().mean() > 0.9
