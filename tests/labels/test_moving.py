@@ -7,8 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from alltokens.data.sources import open_source
+from alltokens.errors import UserError
 from alltokens.labels import annotate as annotation
 from alltokens.labels import moving
 from alltokens.labels.annotate import annotate
@@ -134,6 +136,25 @@ def test_batches_that_are_filled_up_with_black_rows_give_the_same_maps(tmp_path,
     keys = list(store.keys())
     for part, expected in zip(store.read(keys), undisturbed.read(keys), strict=True):
         torch.testing.assert_close(part, expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_too_little_memory_is_said_and_before_anything_is_begun_if_it_can_be(tmp_path, calls):
+    """The first call looks whether all is well, the second labels a batch of four."""
+    model, called = Brittle(), []
+
+    def forward(images):
+        called.append(len(images))
+        if len(called) > calls:
+            raise torch.OutOfMemoryError
+        return Brittle.forward_features(model, images)
+
+    model.forward_features = forward
+    pictures = [(Image.new("RGB", (32, 32)), f"{at}") for at in range(7)]
+    with pytest.raises(UserError, match=f"{3 if calls else 1} pictures at a time do not fit .* smaller batch_size"):
+        annotate(model, pictures, tmp_path / "s", **OPTIONS)
+    assert called == ([1, 4, 3] if calls else [1])
+    assert (tmp_path / "s").exists() == bool(calls)
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
@@ -114,7 +114,7 @@ def annotate(
         flip=flip,
         precision=precision,
     ).to(_device_of(model))
-    rows = min(batch_size, len(source) or 1) if isinstance(source, PictureSource) else batch_size
+    rows = min(batch_size, max(1, len(source))) if isinstance(source, Sized) else batch_size
     with _evaluating(model), _casting_once(_device_of(model)):
         with ThreadPoolExecutor(1) as beside:
             hashed = beside.submit(weights_hash, model)
