@@ -35,6 +35,12 @@ def linear(log, name, before=lambda: None):
     return step
 
 
+def holding(own, extra):
+    """An arm of so many MiB on the device, whose step needs some more."""
+    kept = torch.zeros(own * 2**18, device="cuda")
+    return lambda: torch.zeros(extra * 2**18, device=kept.device).sum()
+
+
 def too_much_once(flag):
     if not flag.exists():
         flag.touch()
@@ -128,6 +134,14 @@ def test_arms_in_processes_give_what_arms_of_this_process_give(log, tmp_path, mo
 
 def rounds(count):
     return [f"round {number} of {count}" for number in range(1, count + 1)]
+
+
+def test_where_memory_is_short_every_turn_begins_cold(forked, log, monkeypatch):
+    monkeypatch.setattr(apart, "MARGIN", math.nan)  # more than any room
+    arms = {name: partial(linear, log, name) for name in "ab"}
+    compare_each([Comparison("net", arms, apart=True)], CPU, Pace(2, steps=3, warmup=0))
+    turns = [(name, len(list(steps))) for name, steps in groupby(line[-1] for line in log.read_text().splitlines()[2:])]
+    assert turns == [("a", 2 + 3), ("b", 2 * (2 + 3)), ("a", 2 + 3)]
 
 
 @pytest.mark.parametrize(
@@ -260,6 +274,24 @@ def test_rows_are_the_same_but_for_their_times(bench):
     assert [[getattr(row, name) for name in same] for row in away] == [
         [getattr(row, name) for name in same] for row in here
     ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("margin", [1.1, math.inf], ids=["room for all", "room for one"])
+def test_memory_is_told_alike_and_what_does_not_fit_says_so(margin, monkeypatch):
+    monkeypatch.setattr(apart, "MARGIN", margin)
+    device = torch.device("cuda")
+    arms = {"a": partial(holding, 64, 128), "b": partial(holding, 32, 256)}
+    here, away = compare_each(
+        [Comparison("here", arms), Comparison("away", arms, apart=True)], device, Pace(2, steps=3)
+    )
+    for name, mib in (("a", 64 + 128), ("b", 32 + 256)):
+        assert here[name].peak_mib == pytest.approx(mib, abs=1)
+        assert away[name].peak_mib == pytest.approx(mib, abs=1)
+        assert away[name].milliseconds.median > 0
+    for apart_ in (False, True):
+        with pytest.raises(UserError, match=r"'big' does not fit.*smaller --batch"):
+            compare_each([Comparison("net", {"big": partial(holding, 2**30, 1)}, apart_)], device, Pace(1))
 
 
 SCRIPT = """
