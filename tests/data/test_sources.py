@@ -185,8 +185,11 @@ def test_splits_are_known_by_several_names(tmp_path: Path, name: str) -> None:
 def test_a_missing_split_lists_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no split 'val' \(looked for val, .*it holds train"):
         open_source(folder(tmp_path, "train/a/1.png", "train/b/1.png"), "val")
-    with pytest.raises(UserError, match=r"no split 'train' .*data.train DIR and data.val DIR"):
+    with pytest.raises(UserError, match=r"no split 'train' .*data.train and data.val"):
         open_source(tmp_path / "train", "train")
+    (tmp_path / "all.tar").touch()
+    with pytest.raises(UserError, match=r"no split 'train' .*a tar holds one split; say .*data.train and data.val"):
+        open_source(tmp_path / "all.tar", "train")
     with pytest.raises(UserError, match=r"unknown split 'trian'. Did you mean 'train'"):
         open_source(tmp_path, "trian")
 

@@ -1,13 +1,15 @@
 """A run as its user meets it: the folder, what is refused, and how it fails."""
 
 import json
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
 import timm
 import torch
 
-from alltokens.engine.config import RunConfig
+from alltokens.engine.config import DataConfig, RunConfig
+from alltokens.engine.feeding import open_pictures
 from alltokens.engine.loading import build, read_yaml
 from alltokens.engine.run_folder import load_config, read_metrics
 from alltokens.engine.runs import dry_run, train
@@ -130,6 +132,19 @@ def test_what_cannot_work_has_its_own_message_and_leaves_no_folder(changes, mess
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_wrong_with_classes_is_said_by_the_setting_that_it_is_about(tmp_path):
+    write_pictures(tmp_path)
+    (tmp_path / "train" / "emu").mkdir()
+    data = DataConfig(root=str(tmp_path), num_classes=2)
+    with pytest.raises(UserError, match=r"num_classes is 2, but .* has 3 classes"):  # and not that one is empty
+        open_pictures(data, "train")
+    with pytest.raises(UserError, match=r"no picture: emu .*data\.allow_empty_classes"):
+        open_pictures(replace(data, num_classes=3), "train")
+    there = open_pictures(replace(data, num_classes=3, allow_empty_classes=True), "train")
+    assert there.class_names == ("cat", "dog", "emu")
+    assert len(open_pictures(data, "train", ("cat", "dog"))) == 24  # a run's own classes, when it is evaluated
+
+
 def write_pictures(root, bad=()):
     from PIL import Image
 
@@ -159,6 +174,7 @@ def test_unreadable_pictures_stop_the_run_by_name_or_are_skipped_counted_and_lis
     with pytest.raises(UserError, match=r"3\.png|2\.png") as error:
         train(tiny_config(**config), run_dir=tmp_path / "stops", quiet=True)
     assert "\n" not in str(error.value)
+    assert str(error.value).endswith("To go on without such pictures: data.on_bad_picture skip")
     data["on_bad_picture"] = "skip"
     result = train(tiny_config(**config), run_dir=tmp_path / "skips")
     listed = (tmp_path / "skips" / "skipped.txt").read_text().splitlines()

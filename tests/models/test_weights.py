@@ -84,8 +84,9 @@ class Danger:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "cannot be read|refused"),
-        (b"not weights at all", "cannot be read|refused"),
+        (b"", "cannot be read as weights"),
+        (b"just text\n", "cannot be read as weights: torch.save did not write it"),
+        (b"not weights at all", "refused"),
         ({"weights": Danger()}, "refused"),
         ({"epoch": 3}, "no state dict"),
     ],

@@ -98,7 +98,7 @@ def test_seeds_are_a_limit_and_not_a_plan(tmp_path):
     ("text", "words"),
     [
         (TINY + "baseline: cutmx\n", "unknown arm 'cutmx'. Did you mean 'cutmix'"),
-        (TINY + "  hard: {augment: {rand_augment: rand-m12}}\n", r"m must be in \[0, 10\]"),
+        (TINY + "  hard: {augment: {rand_augment: rand-m12}}\n", r"arms\.hard: .*m must be in \[0, 10\]"),
         (TINY + "seed: 3\n", "Did you mean 'seeds'"),
         (TINY + "seeds: 0\n", "seeds must be at least 1"),
         (TINY + "  'a b': {}\n", "made of letters"),

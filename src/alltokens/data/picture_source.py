@@ -90,7 +90,7 @@ def usable(source: PictureSource, allow_empty_classes: bool) -> PictureSource:
         raise UserError(
             f"{source.location}: {len(empty)} class(es) have no picture: {', '.join(empty[:5])}"
             f"{', ...' if len(empty) > 5 else ''} (looked for {', '.join(EXTENSIONS)}); "
-            f"fill or remove them, or set allow_empty_classes"
+            f"fill or remove them, or set data.allow_empty_classes"
         )
     if len(source.class_names) == 1:
         raise UserError(f"{source.location}: only one class, {source.class_names[0]!r}; a classifier needs two or more")

@@ -182,11 +182,13 @@ def _open_path(
     splits = find_splits(root)
     if split is not None:
         if split not in splits:
+            apart = "say where each part is: data.train and data.val"
             there = (
                 f"it holds {', '.join(splits)}"
                 if splits
-                else "nothing in it is. Make folders of these names in it, or say where each part is: data.train DIR "
-                "and data.val DIR"
+                else f"make folders of these names in it, or {apart}"
+                if root.is_dir()
+                else f"a tar holds one split; {apart}"
             )
             raise UserError(f"{root} has no split {split!r} (looked for {', '.join(SPLITS[split])}); {there}")
         first = splits[split][0]

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def open_feed(config: RunConfig, runtime: Runtime, shelf: dict[object, Any] | No
     batch = config.evaluation.batch_size or train.batch_size
     batch = min(-(-batch // runtime.world), -(-len(sources["val"]) // runtime.world))
     if data.cache == "device":
-        sampler, batches, evaluate = _cached(config, runtime, sources, labels, batch, skipped, shelf)
+        with _saying_how_to_go_on(data):
+            sampler, batches, evaluate = _cached(config, runtime, sources, labels, batch, skipped, shelf)
     else:
         sampler, batches, evaluate = _loaded(config, runtime, sources, labels, batch)
     longest = len(evaluation_indices(len(sources["val"]), 0, runtime.world))
@@ -95,8 +97,8 @@ def open_feed(config: RunConfig, runtime: Runtime, shelf: dict[object, Any] | No
         train_pictures=sampler.length,
         val_pictures=len(sources["val"]),
         updates_per_epoch=sampler.batches_per_epoch // train.accumulate,
-        batches=lambda epoch, start: _watched(_epoch(sampler, batches, epoch, start), skipped),
-        evaluation_batches=lambda: _watched(evaluate(), skipped),
+        batches=lambda epoch, start: _watched(_epoch(sampler, batches, epoch, start), skipped, data),
+        evaluation_batches=lambda: _watched(evaluate(), skipped, data),
         evaluation_batch_size=batch,
         evaluation_forwards=-(-longest // batch),
         skipped=skipped,
@@ -132,32 +134,35 @@ def open_pictures(data: DataConfig, split: str, class_names: tuple[str, ...] | N
             "where are the pictures? Set data.root (a folder with train/ and val/), or data.train and data.val"
         )
     if where == "scenes" and split in SCENES:
-        return open_scenes(wanted or SCENES[split], data.image_size, split=split)
-    with PictureProgress("looking for pictures") as progress:
-        source = open_source(
-            where,
-            split if named is None else None,
-            class_names=class_names,
-            allow_empty_classes=data.allow_empty_classes or split != "train",
-            progress=lambda found: progress(found, None),
-        )
+        source, wanted = open_scenes(wanted or SCENES[split], data.image_size, split=split), None
+    else:
+        with PictureProgress("looking for pictures") as progress:
+            source = open_source(
+                where,
+                split if named is None else None,
+                class_names=class_names,
+                allow_empty_classes=True,
+                progress=lambda found: progress(found, None),
+            )
+    if split == "train" and class_names is None:
+        if data.num_classes is not None and data.num_classes != len(source.class_names):
+            raise UserError(
+                f"data.num_classes is {data.num_classes}, but {source.location} has {len(source.class_names)} classes"
+            )
+        usable(source, data.allow_empty_classes or where == "scenes")  # a handful of scenes need not show all ten
     return source if wanted is None else some_of(source, wanted)
 
 
 def _open_sources(data: DataConfig, runtime: Runtime) -> dict[str, PictureSource]:
     if not runtime.is_main:
         runtime.wait()  # the main process renders and caches the scenes
-    drawn = (data.train or data.root) == "scenes"  # a handful of scenes need not show all ten classes
-    train = usable(open_pictures(data, "train"), data.allow_empty_classes or drawn)
+    drawn = (data.train or data.root) == "scenes"
+    train = usable(open_pictures(data, "train"), data.allow_empty_classes or drawn)  # train_pictures may lose a class
     val = open_pictures(data, "val", train.class_names)
     if val.class_names != train.class_names:
         val = with_class_names(val, train.class_names)
     if runtime.is_main:
         runtime.wait()
-    if data.num_classes is not None and data.num_classes != len(train.class_names):
-        raise UserError(
-            f"data.num_classes is {data.num_classes}, but {train.location} has {len(train.class_names)} classes"
-        )
     return {"train": train, "val": val}
 
 
@@ -315,14 +320,20 @@ def _epoch(sampler: EpochSampler, batches: Batches, epoch: int, start: int) -> I
     return batches()
 
 
-def _watched(batches: Iterable[Sample], skipped: dict[str, None]) -> Iterator[Sample]:
-    """Note the pictures that were skipped, and give a worker's error its own face back."""
-    try:
+def _watched(batches: Iterable[Sample], skipped: dict[str, None], data: DataConfig) -> Iterator[Sample]:
+    """Note the pictures that were skipped."""
+    with _saying_how_to_go_on(data):
         for batch in batches:
             for lines in batch.trouble:
                 skipped |= dict.fromkeys(lines.splitlines())
             yield batch
+
+
+@contextmanager
+def _saying_how_to_go_on(data: DataConfig) -> Iterator[None]:
+    try:
+        yield
     except UnreadablePicture as error:
-        # A worker's error arrives with its traceback as text; the last line is the message.
-        message = str(error).strip().splitlines()[-1].split("UnreadablePicture: ")[-1]
-        raise UnreadablePicture(f"{message}. To go on without such pictures: data.on_bad_picture skip") from None
+        if data.on_bad_picture == "skip":
+            raise
+        raise UnreadablePicture(f"{error}. To go on without such pictures: data.on_bad_picture skip") from None

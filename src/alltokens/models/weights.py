@@ -98,10 +98,12 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise
     except (safetensors.SafetensorError, OSError, RuntimeError, EOFError) as error:
         raise UserError(f"{file} cannot be read as weights: {first_line(error)}") from None
-    except Exception as error:  # torch's unpickler reports code and damage alike through its own error types
+    except pickle.UnpicklingError as error:
         raise UserError(
             f"{file} is not a plain state dict (weights with code in them are refused): {first_line(error)}"
         ) from None
+    except Exception:  # whatever comes of taking other bytes for a pickle
+        raise UserError(f"{file} cannot be read as weights: torch.save did not write it, or it is damaged") from None
     for _ in _WRAPPERS:  # not for ever: what is in a file may contain itself
         if isinstance(content, Mapping) and (wrapped := [key for key in _WRAPPERS if key in content]):
             content = content[wrapped[0]]

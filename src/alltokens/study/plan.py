@@ -129,7 +129,10 @@ def _arm(plan: StudyFile, file: Path, name: str, values: Any, settings: Mapping[
             "are made once, before: set data.annotator to null, and name one of stores: in data.labels"
         )
     config = dataclasses.replace(config, compare=None, train=dataclasses.replace(config.train, seed=0))
-    checks.check(config)
+    try:
+        checks.check(config)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     return config
 
 
