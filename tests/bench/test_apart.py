@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alltokens.bench import apart, arm_process, tl_align, token_labels, train
+from alltokens.bench import apart, arm_process, over_models, tl_align, token_labels, train
 from alltokens.bench.apart import Comparison, Pace, compare_each
 from alltokens.errors import TrainingFailed, UserError
 
@@ -230,8 +230,8 @@ def test_what_the_user_set_for_the_compiler_stays(forked, log, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "bench", "model"),
     [
-        (tl_align, tl_align.bench_tl_align, "deit_tiny_patch16_224"),
-        (token_labels, token_labels.bench_token_labels, "lvvit_t"),
+        (over_models, tl_align.bench_tl_align, "deit_tiny_patch16_224"),
+        (over_models, token_labels.bench_token_labels, "lvvit_t"),
         (train, train.bench_train, "deit_tiny_patch16_224"),
     ],
 )

@@ -6,10 +6,11 @@ import pytest
 import timm
 import torch
 
-from alltokens.bench import tl_align
+from alltokens.bench import over_models, tl_align
+from alltokens.bench.over_models import Case, Record
 from alltokens.bench.published import PublishedStep, has_published_way
 from alltokens.bench.results import COLUMNS, Row
-from alltokens.bench.tl_align import Case, Record, bench_tl_align
+from alltokens.bench.tl_align import bench_tl_align
 from alltokens.cli import main
 from alltokens.errors import UnsupportedModel, UserError
 from alltokens.supervision.mixer import Mixer
@@ -172,7 +173,7 @@ def test_the_benches_are_listed(capsys):
 
 
 def test_library_use_raises(monkeypatch):
-    monkeypatch.setattr(tl_align, "compare_each", lambda *arguments, **options: pytest.fail("measured"))
+    monkeypatch.setattr(over_models, "compare_each", lambda *arguments, **options: pytest.fail("measured"))
     with pytest.raises(UnsupportedModel):
         bench_tl_align(["resnet18"], device=torch.device("cpu"))
     with pytest.raises(UserError, match="unknown model"):

@@ -5,8 +5,8 @@ import timm
 import torch
 
 from alltokens.bench import token_labels
+from alltokens.bench.over_models import Case
 from alltokens.bench.results import Row
-from alltokens.bench.tl_align import Case
 from alltokens.bench.token_labels import PublishedStep, floor, labelled_batch
 from alltokens.cli import main
 from alltokens.models.token_classifier import TokenClassifier

@@ -25,17 +25,15 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
-from alltokens.bench.apart import Comparison, compare_each, usual_pace
+from alltokens.bench.over_models import Case, StepBench, bench_models, training_step
 from alltokens.bench.results import Row
 from alltokens.bench.timing import Build, Step
-from alltokens.bench.tl_align import Case, rows_of, training_step
 from alltokens.core import geometry
 from alltokens.core.label_maps import LabelMap
 from alltokens.core.losses import blend_targets, soft_cross_entropy
 from alltokens.core.plan import MixPlan
 from alltokens.core.token_loss import token_loss
-from alltokens.errors import UserError, unknown
-from alltokens.models import lvvit  # noqa: F401  # pyright: ignore[reportUnusedImport]  # timm then knows these models
+from alltokens.errors import UserError
 from alltokens.models.cost import model_cost, weightless
 from alltokens.models.token_classifier import TokenClassifier
 from alltokens.supervision.embedding import EmbeddingMix, find_embedding
@@ -71,48 +69,18 @@ def bench_token_labels(
     apart: bool | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """A row for each arm of each model in each mode ("eager", "compiled").
-
-    What is None or empty is as the device asks for; on a CPU a comparison then ends after a minute. Arms that are
-    compiled for a GPU live in processes of their own, or all of them, or none, by `apart`.
-    """
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cuda = device.type == "cuda"
-    cases = CASES[device.type]
-    models = list(models) or list(cases)
-    modes = list(modes or (("eager", "compiled") if cuda else ("eager",)))
-    if batch is not None and batch < 2:
-        raise UserError(f"batch must be at least 2, or there is no partner to mix with; got {batch}")
-    for name in models:
-        if not timm.is_model(name.split(".", 1)[0]):
-            raise unknown("model", name, timm.list_models(), hint="`alltokens models PATTERN` lists them.")
-        net = weightless(name)
-        find_embedding(net)  # refuses what MixToken cannot mix, before anything is measured
-        if token_grid(net) is None:
-            raise UserError(
-                f"{name} does not tell the grid of its tokens; a ViT does, lvvit_s or deit_small_patch16_224"
-            )
-    pairs = [(name, mode) for name in models for mode in modes]
-    pictures = {name: batch or cases.get(name, OTHER[device.type]).batch for name in models}
-    timings = compare_each(
-        [
-            Comparison(
-                f"{name}, {mode}",
-                _arms(name, pictures[name], mode, device),
-                apart=cuda and mode == "compiled" if apart is None else apart,
-            )
-            for name, mode in pairs
-        ],
-        device,
-        usual_pace(device, rounds),
-        progress=progress,
+    """A row for each arm of each model in each mode; see `bench_models`."""
+    bench = StepBench("token_labels", CASES, OTHER, _check, _arms, TOKENS, PEAK_AT_MOST)
+    return bench_models(
+        bench, models, batch=batch, rounds=rounds, modes=modes, device=device, apart=apart, progress=progress
     )
-    rows: list[Row] = []
-    for (name, mode), timing in zip(pairs, timings, strict=True):
-        limit = cases.get(name, OTHER[device.type]).at_most if mode == ("compiled" if cuda else "eager") else None
-        limits = {TOKENS: (limit, PEAK_AT_MOST if cuda else None)} if limit is not None else {}
-        rows += rows_of("token_labels", name, pictures[name], mode, device, timing, limits)
-    return rows
+
+
+def _check(name: str) -> None:
+    net = weightless(name)
+    find_embedding(net)  # refuses what MixToken cannot mix
+    if token_grid(net) is None:
+        raise UserError(f"{name} does not tell the grid of its tokens; a ViT does, lvvit_s or deit_small_patch16_224")
 
 
 def floor(name: str) -> float:

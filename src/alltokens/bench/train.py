@@ -17,9 +17,10 @@ import timm
 import torch
 
 from alltokens.bench.apart import Comparison, compare_each, usual_pace
+from alltokens.bench.over_models import training_step
 from alltokens.bench.results import TrainRow, of_timing
 from alltokens.bench.timing import Step, Timing, compare
-from alltokens.bench.tl_align import SMOOTHING, fused_net, training_step
+from alltokens.bench.tl_align import SMOOTHING, fused_net
 from alltokens.errors import UserError, unknown
 from alltokens.models.cost import model_cost, weightless
 from alltokens.supervision.mixer import Mixer
