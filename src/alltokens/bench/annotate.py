@@ -165,7 +165,7 @@ def _of_model(
     return _rows(name, size, batch, precision, device, beside(taken))
 
 
-@torch.inference_mode()
+@torch.no_grad()  # autocast then keeps the weights that it has cast, as annotation does
 def _forward_alone(
     model: nn.Module, batch: int, size: int, count: int, precision: Precision, device: torch.device
 ) -> float:
