@@ -130,3 +130,11 @@ def test_what_a_narrow_terminal_has_no_room_for_follows_below(width, lines):
     rows = [("area", "20", "61.50", "-1 to +1", "short"), ("tl_align", "5", "62.25", "", "a few words")]
     table(("arm", "n", "top-1 %", "interval", "about"), rows, numbers=(1, 2, 3), console=console)
     assert [line.rstrip() for line in console.file.getvalue().splitlines()] == lines
+
+
+def test_a_column_without_a_header_stays_with_the_one_before_it():
+    console = terminal()
+    console.width = 20
+    table(("arm", "ms", "", "ratio"), [("a", "1.5", "(1 to 2)", "0.9")], numbers=(1, 3), console=console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines == ["arm   ms", "a    1.5  (1 to 2)", "", "arm  ratio", "a      0.9"]

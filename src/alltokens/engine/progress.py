@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -72,15 +73,19 @@ def table(
 def _side_by_side(
     headers: Sequence[str], lines: Sequence[Sequence[str]], numbers: Sequence[int], width: int
 ) -> list[list[int]]:
-    """The columns of each part of a table that is no wider than `width`, if its words are folded."""
+    """The columns of each part of a table that is no wider than `width`, if its words are folded.
+
+    A column without a header belongs to the one before it.
+    """
     widths = [max(len(row[column]) for row in (headers, *lines)) + _GAP for column in range(len(headers))]
     widths = [needed if column in numbers else min(needed, _WORDS) for column, needed in enumerate(widths)]
     leading = list(range(min(numbers, default=len(headers))))
     parts = [leading.copy()]
-    for column in range(len(leading), len(headers)):
-        if len(parts[-1]) > len(leading) and sum(widths[i] for i in parts[-1]) + widths[column] > width + _GAP:
+    begins = [column for column in range(len(leading), len(headers)) if headers[column] or column == len(leading)]
+    for begin, end in pairwise([*begins, len(headers)]):
+        if len(parts[-1]) > len(leading) and sum(widths[i] for i in [*parts[-1], *range(begin, end)]) > width + _GAP:
             parts.append(leading.copy())
-        parts[-1].append(column)
+        parts[-1] += range(begin, end)
     return parts
 
 
