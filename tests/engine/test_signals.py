@@ -16,12 +16,12 @@ processes = multiprocessing.get_context("fork")  # quick; these do nothing that 
 def child(told):
     end_with_parent()
     told.send(os.getpid())
-    time.sleep(600)
+    time.sleep(40)
 
 
 def parent(told):
     processes.Process(target=child, args=(told,)).start()
-    time.sleep(600)
+    time.sleep(40)
 
 
 def test_a_child_ends_when_its_parent_is_killed():

@@ -1,5 +1,6 @@
 """Runs of a study: rows are the truth, nothing half-done gets one, failures are kept."""
 
+import multiprocessing
 import shutil
 import signal
 from dataclasses import replace
@@ -12,7 +13,7 @@ from alltokens.errors import Stopped, UserError
 from alltokens.study import training
 from alltokens.study.plan import load_study
 from alltokens.study.queue import Queue
-from alltokens.study.results import Result, append_result, chosen, read_results
+from alltokens.study.results import COLUMNS, Result, _locked, append_result, chosen, read_results
 from alltokens.study.run import Limits, run_studies
 from alltokens.study.table import compare, csv_rows, print_table
 from alltokens.study.training import Job
@@ -28,7 +29,7 @@ common:
   data: {root: scenes, image_size: 32, cache_size: 32, train_pictures: 64, val_pictures: 32}
   augment: {rand_augment: null}
   schedule: {warmup_epochs: 0}
-  train: {epochs: 2, batch_size: 32, precision: fp32, compile: "off", device: cpu}
+  train: {epochs: 2, batch_size: 32, precision: fp32, compile: "off", device: cpu, ema_decay: 0.9}
   evaluation: {every_epochs: 2}
   log: {every_steps: 1}
 seeds: 2
@@ -179,6 +180,20 @@ def test_a_row_that_was_cut_off_is_no_row_and_the_next_one_takes_its_place(tmp_p
         assert [other.seed for other in read_results(file)] == [*found, 2]
 
 
+def test_rows_of_two_processes_wait_for_each_other(tmp_path):
+    file, row = tmp_path / "results.csv", Result("s", "a", 0, "done", top1=50.0)
+    append_result(file, row)
+    other = multiprocessing.get_context("fork").Process(target=append_result, args=(file, replace(row, seed=1)))
+    with _locked(file) as opened:
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        opened.write(",".join(("s", "a", "2", "done", "50", *[""] * (len(COLUMNS) - 5))) + "\n")
+    other.join(30)
+    assert other.exitcode == 0
+    assert [row.seed for row in read_results(file)] == [0, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -204,12 +219,12 @@ def test_studies_come_in_order_arms_grow_evenly_and_a_process_stays_with_its_arm
     one, two = queue.take(), queue.take()
     assert (one.name, two.name) == ("a, seed 0", "b, seed 0")
     assert queue.take(one).name == "a, seed 1"
-    first = [Job("first", arm, seed, arm, config, tmp_path) for arm in "ab" for seed in range(2)]
-    later = [Job("later", "c", seed, "c", config, tmp_path) for seed in range(2)]
+    first = [Job("first", arm, seed, arm, config, tmp_path) for arm in "ab" for seed in range(4)]
+    later = [Job("later", "c", seed, "c", config, tmp_path) for seed in range(4)]
     queue, last, order = Queue([*first, *later]), None, ""
     while (last := queue.take(last)) is not None:
         order += last.arm
-    assert order == "aabbcc"
+    assert order == "aabbbbaacccc"
 
 
 def test_no_run_begins_that_would_not_end_in_time(tmp_path, monkeypatch):
