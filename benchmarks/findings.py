@@ -85,14 +85,15 @@ def judge(test: Comparison, published: float | None) -> tuple[str, str]:
 def in_short(compared: Sequence[Compared]) -> list[str]:
     """All comparisons of enough seeds by what they came to; what studies share stands with the first of them."""
     lines_of: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    told: set[tuple[str, ...]] = set()
+    told: dict[tuple[str, ...], bool] = {}  # of each comparison, whether it has enough seeds
     for one in compared:
         new = [found for found in findings(one) if found.of not in told]
-        told |= {found.of for found in new}
+        told |= {found.of: found.kind != FEW for found in new}
         for found in new:
             lines_of[found.kind].append(f"- [{one.study.name}](#{one.study.name}), {found.name}: {found.numbers}")
-    few = len(lines_of.pop(FEW))
-    decided = sum(len(lines) for lines in lines_of.values())
+    lines_of.pop(FEW)
+    decided = sum(told.values())
+    few = len(told) - decided
     if not decided:
         return [f"No comparison has {ENOUGH} seeds yet, so nothing is claimed."]
     lines = [

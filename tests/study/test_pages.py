@@ -89,6 +89,12 @@ def test_a_difference_that_would_have_shown_and_too_few_seeds(study):
     page = docs.results_page([one])
     assert "- Not run yet, or too seldom to be compared: same.\n" in page
     assert "2 comparisons of 5 seeds or more; 1 more have fewer" in page
+    # Where arms have not the same seeds, a difference is not that of the means beside it: how many pairs it is of.
+    assert re.search(r"\| better \| 5 \| 50\.00 \| 0\.16 \|  \| \+0\.00 \|", page)
+    assert re.search(r"\| worse \| 4 \| 40\.00 \| 0\.00 \| 4 \| -10\.05 \|", page)
+    study.file.write_text(STUDY + "  - {source: Another paper, setting: larger, top1: {base: 70, better: 73}}\n")
+    page = docs.results_page([compared(load_study(study.file))])
+    assert "2 comparisons of 5 seeds or more; 1 more have fewer" in page  # one stands beside two papers
     assert findings.judge(paired([51.0, 49.0] * 3, [50.0] * 6), None)[0] == findings.UNSEEN
 
 

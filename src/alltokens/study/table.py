@@ -109,6 +109,7 @@ def columns(compared: Compared) -> list[Column]:
         ("failed", lambda arm: str(len(arm.failures) or "")),
         ("top-1 %", lambda arm: number(arm.mean(), 2)),
         ("sd", lambda arm: number(arm.spread(), 2)),
+        ("pairs", lambda arm: _fewer_pairs(arm, compared)),
         ("difference", lambda arm: signed(arm.comparison.difference) if arm.comparison else ""),
         ("95 % interval", lambda arm: interval(arm.comparison)),
         ("p", lambda arm: probability(arm.comparison)),
@@ -122,6 +123,13 @@ def columns(compared: Compared) -> list[Column]:
         ("pictures/s", lambda arm: "" if (it := arm.median("pictures_per_second")) is None else f"{it:,.0f}"),
     ]
     return [(head, cell) for head, cell in many if head == "n" or any(cell(arm) for arm in compared.arms)]
+
+
+def _fewer_pairs(arm: ArmResult, compared: Compared) -> str:
+    """The seeds that an arm and its baseline both have, where one has more: the difference is not that of the means."""
+    if arm.comparison is None or arm.baseline is None:
+        return ""
+    return "" if arm.comparison.n == arm.n == compared.arm(arm.baseline).n else str(arm.comparison.n)
 
 
 def print_table(compared: Compared) -> None:
@@ -145,7 +153,7 @@ def sentences(compared: Compared) -> list[str]:
         usual = compared.study.plan.baseline or next(iter(compared.study.arms))
         others = ", ".join(f"{arm.arm} to {arm.baseline}" for arm in tested if arm.baseline != usual)
         to = f"{usual} ({others})" if others else usual
-        said.append(f"Differences are to {to}, over the seeds that both have (paired t test).")
+        said.append(f"Differences are to {to}, over the seeds (pairs) that both have: paired t test.")
         said.append("Detectable: the true difference that this many seeds would have shown with a chance of 80 %.")
     if len(tested) >= 5:
         said.append(f"{len(tested)} comparisons: by chance alone one interval in twenty leaves zero out.")
