@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from multiprocessing import active_children
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,18 @@ def test_an_epoch_can_be_left_early(source: PictureSource) -> None:
     first = [batch.key for batch in loader]
     next(iter(loader))
     assert [batch.key for batch in loader] == first
+
+
+def test_a_closed_loader_has_no_workers_though_its_iterator_is_held(source: PictureSource) -> None:
+    before = set(active_children())
+    loader = training_loader(PictureDataset(source, noisy), EpochSampler(COUNT, 2, seed=3), workers=2)
+    held = iter(loader)
+    first = next(held)
+    assert len(set(active_children()) - before) == 2
+    loader.close()
+    assert set(active_children()) <= before
+    assert same(next(iter(loader)), first)  # new ones
+    loader.close()
 
 
 def test_loading_leaves_the_global_random_state_alone(source: PictureSource) -> None:

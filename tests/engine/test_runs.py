@@ -1,8 +1,10 @@
 """A run as its user meets it: the folder, what is refused, and how it fails."""
 
 import json
+import time
 from dataclasses import replace
 from importlib import metadata
+from multiprocessing import active_children
 
 import pytest
 import timm
@@ -14,7 +16,7 @@ from alltokens.engine.loading import build, read_yaml
 from alltokens.engine.run_folder import load_config, read_metrics
 from alltokens.engine.runs import dry_run, train
 from alltokens.engine.trainer import Trainer
-from alltokens.errors import TrainingFailed, UserError
+from alltokens.errors import TrainingFailed, TrainingStopped, UserError
 from alltokens.evaluate import evaluate
 from tests.tiny import tiny_config
 
@@ -24,6 +26,20 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     result = train(tiny_config(checkpoint={"keep_every": 2}), recipe="tiny", run_dir=folder, command=["x"], quiet=True)
     return folder, result
+
+
+def test_loading_processes_end_with_the_run_however_it_ends(tmp_path):
+    before = set(active_children())
+    config = tiny_config(data={"workers": 1}, train={"epochs": 1}, schedule={"warmup_epochs": 0})
+    result = train(config, run_dir=tmp_path / "whole", quiet=True)  # its feed could give more batches
+    assert set(active_children()) <= before
+    with pytest.raises(TrainingStopped) as stopped:  # the exception refers to the loaders
+        train(config, run_dir=tmp_path / "stopped", quiet=True, deadline=time.monotonic())
+    assert set(active_children()) <= before
+    assert result.feed
+    assert stopped.value
+    dry_run(config)
+    assert set(active_children()) <= before
 
 
 def test_the_folder_can_rebuild_the_run(run):

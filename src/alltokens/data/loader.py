@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from alltokens.data.datasets import PictureDataset, Sample
+from alltokens.data.datasets import PictureDataset
 from alltokens.data.sampler import EpochSampler, evaluation_indices
 from alltokens.errors import UserError
 
@@ -38,7 +38,7 @@ def training_loader(
     workers: int | None = None,
     pin_memory: bool | None = None,
     start_method: str | None = None,
-) -> DataLoader[Sample]:
+) -> Loader:
     """The batches of `sampler`'s epoch; `sampler.set_epoch(epoch, start_batch)` before each epoch, then iterate.
 
     Workers live on from epoch to epoch: what changes is in the sampler, which the main process reads when it starts
@@ -59,7 +59,7 @@ def evaluation_loader(
     workers: int | None = None,
     pin_memory: bool | None = None,
     start_method: str | None = None,
-) -> DataLoader[Sample]:
+) -> Loader:
     """Every picture once over all ranks, in order; the last batch may be short, and a rank may have a batch less."""
     if batch_size < 1:
         raise UserError(f"the batch size must be at least 1, got {batch_size}")
@@ -67,26 +67,34 @@ def evaluation_loader(
     return _loader(dataset, workers, pin_memory, start_method, batch_size=batch_size, sampler=indices)
 
 
-class _Loader(DataLoader[Any]):
+class Loader(DataLoader[Any]):
     """A DataLoader that raises a worker's UserError as it was, without the worker's traceback in its message."""
+
+    def close(self) -> None:
+        """End its workers here and now; iterating again starts new ones.
+
+        Where an exception or a result still refers to them they are left to the garbage collector, which takes the
+        queues first, or not: torch would then wait five seconds for each worker, whenever that is.
+        """
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         try:
             yield from super().__iter__()
         except UserError as error:
-            # End the workers here and now: left to the garbage collector, which takes the queues and the traceback
-            # that refers to them in any order, torch would wait for each worker in vain for five seconds.
             error.__traceback__ = None
-            self._iterator = None
+            self.close()
             kind = type(error)
             raise kind(str(error).rpartition(f"{kind.__name__}: ")[2].rstrip()) from None
 
 
 def _loader(
     dataset: Dataset[Any], workers: int | None, pin_memory: bool | None, start_method: str | None, **batches: Any
-) -> DataLoader[Any]:
+) -> Loader:
     workers = checked_workers(workers)
-    return _Loader(
+    return Loader(
         dataset,
         num_workers=workers,  # torch gives each of them one thread
         persistent_workers=workers > 0,

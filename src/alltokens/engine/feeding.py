@@ -19,7 +19,7 @@ from torch import Tensor
 from alltokens.data.cache import CachedPictures, cache_evaluation, cache_pictures, device_batches
 from alltokens.data.datasets import OnBadPicture, PictureDataset, Sample
 from alltokens.data.device_augment import DeviceAugment
-from alltokens.data.loader import default_workers, evaluation_loader, training_loader
+from alltokens.data.loader import Loader, default_workers, evaluation_loader, training_loader
 from alltokens.data.picture_source import PictureSource, some_of, usable, with_class_names
 from alltokens.data.pictures import UnreadablePicture
 from alltokens.data.sampler import EpochSampler, evaluation_indices
@@ -51,6 +51,12 @@ class Feed:
     evaluation_forwards: int  # of the process that has the most
     skipped: dict[str, None]  # a line for each unreadable picture met by this process, in order
     pictures: str  # how many, and a hash of their names and labels: the same in all processes
+    loaders: tuple[Loader, ...]  # with worker processes; none where everything lies on the device
+
+    def close(self) -> None:
+        """End the workers; batches asked for after this start new ones."""
+        for loader in self.loaders:
+            loader.close()
 
     @property
     def num_classes(self) -> int:
@@ -86,11 +92,14 @@ def open_feed(config: RunConfig, runtime: Runtime, shelf: dict[object, Any] | No
     skipped: dict[str, None] = {}
     batch = config.evaluation.batch_size or train.batch_size
     batch = min(-(-batch // runtime.world), -(-len(sources["val"]) // runtime.world))
+    loaders: tuple[Loader, ...] = ()
     if data.cache == "device":
         with _saying_how_to_go_on(data):
             sampler, batches, evaluate = _cached(config, runtime, sources, labels, batch, skipped, shelf)
     else:
-        sampler, batches, evaluate = _loaded(config, runtime, sources, labels, batch)
+        sampler, (training, evaluation) = _loaded(config, runtime, sources, labels, batch)
+        loaders = (training, evaluation)
+        batches, evaluate = (lambda: training), (lambda: evaluation)
     longest = len(evaluation_indices(len(sources["val"]), 0, runtime.world))
     return Feed(
         class_names=sources["train"].class_names,
@@ -104,6 +113,7 @@ def open_feed(config: RunConfig, runtime: Runtime, shelf: dict[object, Any] | No
         skipped=skipped,
         pictures=f"{sampler.length} + {len(sources['val'])} pictures"
         + (f" ({_fingerprint(sources['train'])}, {_fingerprint(sources['val'])})" if runtime.world > 1 else ""),
+        loaders=loaders,
     )
 
 
@@ -206,8 +216,8 @@ def _loaded(
     sources: dict[str, PictureSource],
     labels: LabelStore | None,
     evaluation_batch: int,
-) -> tuple[EpochSampler, Batches, Batches]:
-    """Batches by loader processes."""
+) -> tuple[EpochSampler, tuple[Loader, Loader]]:
+    """Batches by loader processes: for training and for evaluation."""
     data, workers, pin = config.data, _workers(config.data), runtime.device.type == "cuda"
     skip = data.on_bad_picture == "skip"
     training = PictureDataset(
@@ -228,7 +238,7 @@ def _loaded(
     val_loader = evaluation_loader(
         evaluation, evaluation_batch, rank=runtime.rank, world=runtime.world, workers=workers, pin_memory=pin
     )
-    return sampler, lambda: train_loader, lambda: val_loader
+    return sampler, (train_loader, val_loader)
 
 
 def _cached(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -154,25 +155,26 @@ def dry_run(config: RunConfig, *, weights_from: str | None = None) -> str:
     batches = feed.batches(0, 0)
     step.train()
     times, first_loss, lines = [], float("nan"), []
-    for index, batch in zip(range(DRY_RUN_UPDATES + 1), batches, strict=False):
-        start = time.perf_counter()
-        batch = placed(batch, config, runtime.device)
-        with enough_memory(config, runtime):
-            loss, parts = step(batch, generator)
-            runtime.accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        value = float(loss.detach())
-        times.append(time.perf_counter() - start)
-        if index == 0:
-            first_loss = value
-            lines = [
-                f"image    {tuple(batch.image.shape)} {batch.image.dtype}",
-                f"label    {tuple(batch.label.shape)} {batch.label.dtype}",
-                f"matrix   {tuple(batch.matrix.shape)} {batch.matrix.dtype}",
-                f"logits   {tuple(parts.output.shape)} {parts.output.dtype}",
-                f"targets  {tuple(parts.targets.shape)}, partner share {float(parts.share.mean()):.3f} on average",
-            ]
+    with contextlib.closing(feed):
+        for index, batch in zip(range(DRY_RUN_UPDATES + 1), batches, strict=False):
+            start = time.perf_counter()
+            batch = placed(batch, config, runtime.device)
+            with enough_memory(config, runtime):
+                loss, parts = step(batch, generator)
+                runtime.accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            value = float(loss.detach())
+            times.append(time.perf_counter() - start)
+            if index == 0:
+                first_loss = value
+                lines = [
+                    f"image    {tuple(batch.image.shape)} {batch.image.dtype}",
+                    f"label    {tuple(batch.label.shape)} {batch.label.dtype}",
+                    f"matrix   {tuple(batch.matrix.shape)} {batch.matrix.dtype}",
+                    f"logits   {tuple(parts.output.shape)} {parts.output.dtype}",
+                    f"targets  {tuple(parts.targets.shape)}, partner share {float(parts.share.mean()):.3f} on average",
+                ]
     per_batch = sorted(times)[len(times) // 2] if len(times) < 3 else sorted(times[1:])[len(times[1:]) // 2]
     epochs = total_epochs(config.train.epochs, config.schedule)
     seconds = per_batch * config.train.accumulate * feed.updates_per_epoch * epochs
@@ -292,6 +294,7 @@ def _run(
                 progress.line(f"going on after update {trainer.position.update}")
             trainer.fit(progress)
     finally:
+        feed.close()
         if runtime.is_main:
             feed.write_skipped(folder.skipped_file)
         if config.log.trackers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,7 +111,7 @@ def _evaluated(
     step = _prepared(net, len(source.class_names), runtime)
     start = time.perf_counter()
     longest = len(evaluation_indices(len(source), 0, runtime.world))
-    with PictureProgress("evaluating", quiet=quiet or not runtime.is_main) as progress:
+    with closing(loader), PictureProgress("evaluating", quiet=quiet or not runtime.is_main) as progress:
         scores = _scored(
             step,
             _counted(loader, len(source), runtime.world, progress),
