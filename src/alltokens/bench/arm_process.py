@@ -10,7 +10,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from alltokens.bench.timing import Build, Step, allocated, measure, out_of_memory
+from alltokens.engine.signals import end_with_parent
 from alltokens.errors import TrainingFailed, UserError
 
 START = "spawn"  # a forked child cannot use a device that its parent has touched
@@ -116,7 +116,7 @@ class _Child:
 
 
 def _work(pipe: Connection, build: Build, device: torch.device, warmup: int, threads: int) -> None:
-    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    end_with_parent()  # in the midst of compiling, too
     torch.set_num_threads(threads)
     child = _Child(build, device, warmup)
     with suppress(EOFError, ConnectionError):
@@ -136,14 +136,6 @@ def _answer(method: Callable[..., object], arguments: Sequence[object], device: 
             return RuntimeError, traceback.format_exc()
     free(device)
     return None, None
-
-
-def _leave_with_the_parent() -> None:
-    """A kill of the parent ends a child in the midst of compiling, too."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 @contextmanager

@@ -91,11 +91,11 @@ def show(rows: Sequence[Row]) -> None:
         print(f"the device's speed at a large matrix product: {speed:,.3g} TFLOP/s")
     print()
     if labels := [row for row in rows if isinstance(row, LabelRow)]:
-        names = "maps,batch,arm,batch ms,,pictures/s,at least,ratio,,bytes each,at most"
-        table(names.split(","), [_label_cells(row) for row in labels], numbers=(1, 3, 5, 6, 7, 9, 10))
+        names = "maps,arm,batch,batch ms,,pictures/s,at least,ratio,,bytes each,at most"
+        table(names.split(","), [_label_cells(row) for row in labels], numbers=(2, 3, 5, 6, 7, 9, 10))
         return
-    names = "model,px,batch,,mode,arm,step ms,,pictures/s,ratio,,at most,peak MiB,ratio,at most,of matmul"
-    table(names.split(","), [_cells(row) for row in rows], numbers=(1, 2, 6, 8, 9, 11, 12, 13, 14, 15))
+    names = "model,mode,arm,px,batch,,step ms,,pictures/s,ratio,,at most,peak MiB,ratio,at most,of matmul"
+    table(names.split(","), [_cells(row) for row in rows], numbers=(3, 4, 6, 8, 9, 11, 12, 13, 14, 15))
 
 
 def check_file(file: str | None, kind: type[Row] = Row) -> None:
@@ -134,8 +134,8 @@ def _rounded(value: object) -> object:
 def _label_cells(row: LabelRow) -> tuple[str, ...]:
     return (
         row.model,
-        str(row.batch),
         row.arm,
+        str(row.batch),
         f"{row.step_ms:.2f}",
         f"({row.step_ms_low:.2f} to {row.step_ms_high:.2f})",
         f"{row.pictures_per_second:,.0f}",
@@ -150,11 +150,11 @@ def _label_cells(row: LabelRow) -> tuple[str, ...]:
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.model,
+        row.mode,
+        row.arm,
         str(row.image_size),
         str(row.batch),
         row.precision,
-        row.mode,
-        row.arm,
         f"{row.step_ms:.1f}",
         f"({row.step_ms_low:.1f} to {row.step_ms_high:.1f})",
         f"{row.pictures_per_second:,.0f}" if row.pictures_per_second >= 100 else f"{row.pictures_per_second:.1f}",
