@@ -30,6 +30,7 @@ from torch import Tensor
 from alltokens.bench.timing import compare
 from alltokens.core.kernels.attention_share import attention_share
 from alltokens.core.kernels.attention_with_share import attention_with_share
+from benchmarks.attention_on_cpu import COLUMNS
 
 SHAPES = {  # (B, H, T, D)
     "DeiT-S 224": (512, 6, 197, 64),
@@ -37,10 +38,6 @@ SHAPES = {  # (B, H, T, D)
     "Swin-T, stage 1": (16384, 3, 49, 32),
     "4096 tokens": (8, 6, 4096, 64),
 }
-COLUMNS = (
-    *("device", "torch", "case", "batch", "heads", "tokens", "channels", "variant"),
-    *("ms", "ms_low", "ms_high", "ratio", "ratio_low", "ratio_high"),
-)
 WIDER = 8
 
 

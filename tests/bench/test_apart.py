@@ -98,7 +98,7 @@ def forked(monkeypatch):
 def test_arms_in_processes_give_what_arms_of_this_process_give(log, tmp_path, monkeypatch):
     monkeypatch.delenv(THREADS, raising=False)
     for module in (apart, arm_process):
-        monkeypatch.setattr(module, "cores", lambda: 10)
+        monkeypatch.setattr(module, "default_workers", lambda processes: 10 // processes)
     arms = {
         "a": partial(linear, log, "a"),
         "b": partial(linear, log, "b", partial(too_much_once, tmp_path / "flag")),

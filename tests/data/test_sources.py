@@ -7,13 +7,11 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from alltokens.data.hugging_face import open_dataset
 from alltokens.data.picture_source import PackedStrings, PictureSource, sorted_classes, with_class_names
 from alltokens.data.sources import find_splits, open_scenes, open_source
 from alltokens.errors import UserError
@@ -280,30 +278,6 @@ def test_a_wrong_label_in_a_shard_is_named(tmp_path: Path, members: dict[str, by
         open_source(tar(tmp_path / "x.tar", members))
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-
-    def rows(shades: Sequence[int]) -> Any:
-        images = [{"bytes": picture(shade), "path": None} for shade in shades]
-        return datasets.Dataset.from_dict({"img": images, "label": [shade % 2 for shade in shades]}, features=features)
-
-    datasets.DatasetDict(train=rows([4, 5, 6]), test=rows([7])).save_to_disk(tmp_path / "saved")
-    rows([8, 9]).to_parquet(tmp_path / "parquet" / "train.parquet")
-    return tmp_path
-
-
-def test_a_saved_hugging_face_dataset(saved: Path) -> None:
-    train = open_source(saved / "saved", "train")
-    expected = {"train/00000000": ("cat", 4), "train/00000001": ("dog", 5), "train/00000002": ("cat", 6)}
-    assert content(train) == expected
-    val = open_source(f"{saved}/saved", "val", class_names=("dog", "cat"))
-    assert content(val) == {"test/00000000": ("dog", 7)}
-    with pytest.raises(UserError, match="several splits; say which of train, test"):
-        open_source(saved / "saved")
-
-
 @pytest.mark.parametrize("kind", ["folder", "tar", "hugging face"])
 def test_threads_read_what_one_would(tmp_path: Path, kind: str) -> None:
     expected = [bytes([index]) * (100 + 1000 * index) for index in range(60)]
@@ -329,20 +303,6 @@ def test_threads_read_what_one_would(tmp_path: Path, kind: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         for index, content in zip(order, pool.map(source.read, order), strict=True):
             assert content == expected[numbers[index]]
-
-
-def test_a_folder_of_parquet_files(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", saved / "cache")
-    assert content(open_source(saved / "parquet")) == {"train/00000000": ("cat", 8), "train/00000001": ("dog", 9)}
-    with pytest.raises(UserError, match="the datasets library cannot load"):
-        open_dataset(str(saved / "missing"), None)
-
-
-def test_columns_that_cannot_be_told_are_listed(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict({"text": ["x"]}).save_to_disk(tmp_path / "text")
-    with pytest.raises(UserError, match=r"needs one column called image or .*its columns are text"):
-        open_source(tmp_path / "text")
 
 
 def test_scenes_are_a_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

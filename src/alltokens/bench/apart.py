@@ -15,8 +15,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from alltokens.bench.arm_process import ArmProcess, cores, end, free, surroundings
+from alltokens.bench.arm_process import ArmProcess, end, free, surroundings
 from alltokens.bench.timing import Build, Timing, check_rounds, compare, take_turns, too_big
+from alltokens.data.loader import default_workers
 from alltokens.errors import UserError
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def compare_each(
     same time, unless a single comparison has more arms.
     """
     check_rounds(pace.rounds, pace.steps)
-    at_once = max(1, cores() // 2) if at_once is None else at_once
+    at_once = default_workers(2) if at_once is None else at_once
     if at_once < 1:
         raise UserError(f"at_once must be at least 1, got {at_once}")
     found: dict[int, dict[str, Timing]] = {}

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from alltokens.bench.timing import Build, Step, allocated, measure, out_of_memory
-from alltokens.engine.signals import end_with_parent
+from alltokens.data.loader import default_workers
+from alltokens.engine.signals import end_with_parent, how_it_ended
 from alltokens.errors import TrainingFailed, UserError
 
 START = "spawn"  # a forked child cannot use a device that its parent has touched
@@ -52,7 +53,7 @@ class ArmProcess:
         try:
             error, what = self.pipe.recv()
         except (EOFError, ConnectionError):
-            raise TrainingFailed(f"{self.title}: {self.name}: {self._fate()}") from None
+            raise TrainingFailed(f"{self.title}: {self.name}: {how_it_ended(self.process)}") from None
         if error is UserError:
             raise UserError(what)
         if error is not None:
@@ -62,12 +63,6 @@ class ArmProcess:
     def asked(self, what: str, *arguments: object) -> Any:
         self.ask(what, *arguments)
         return self.answer()
-
-    def _fate(self) -> str:
-        self.process.join(10)
-        code = self.process.exitcode
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        return f"its process ended {how}"
 
 
 def end(arms: Sequence[ArmProcess]) -> None:
@@ -142,7 +137,7 @@ def _answer(method: Callable[..., object], arguments: Sequence[object], device: 
 def surroundings(busy: int) -> Iterator[None]:
     """What children are born into: their share of the cores to compile with, and interrupts left to the parent."""
     before = dict(os.environ)
-    os.environ.setdefault(COMPILE_THREADS, str(max(1, cores() // busy)))
+    os.environ.setdefault(COMPILE_THREADS, str(default_workers(busy)))
     # What a child that is ended while it compiles leaves behind is cleared up, but not without words.
     silence = "ignore::UserWarning:multiprocessing.resource_tracker"
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before.get("PYTHONWARNINGS"), silence)))
@@ -166,7 +161,3 @@ def free(device: torch.device) -> int:
     before = torch.cuda.memory_reserved(device)
     torch.cuda.empty_cache()
     return before - torch.cuda.memory_reserved(device)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

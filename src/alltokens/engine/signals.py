@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -66,3 +67,11 @@ def _await_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def how_it_ended(process: BaseProcess) -> str:
+    """Of a process whose end of a pipe was closed: its last words are missing."""
+    process.join(10)
+    code = process.exitcode
+    how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+    return f"its process ended {how}"

@@ -323,7 +323,7 @@ def _casting_once(device: torch.device) -> Iterator[None]:
     """Without gradients, and so that weights are cast to a lower precision once, not for every batch.
 
     Autocast keeps what it has cast until its outermost context ends (this one casts nothing), and never in inference
-    mode: a quarter or a third of all kernels of an EfficientNet would be such casts.
+    mode: there every batch would begin every layer with a cast.
     """
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield

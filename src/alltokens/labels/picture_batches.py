@@ -6,8 +6,7 @@ The batches of all pictures are dealt to the processes in turn. A batch holds th
 there are and wherever an earlier run stopped, and so its label maps are the same to the bit.
 
 Whoever decodes writes straight into memory that batches take turns in: nothing is sent from process to process but
-which pictures are there. (Fresh shared memory for every batch cost the reading process a tenth of a millisecond a
-picture, in page faults alone.)
+which pictures are there. (Fresh shared memory for every batch would be paid in page faults.)
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def model_cost(model: nn.Module) -> ModelCost:
     channels, height, width = _input_size(model)
     try:
         cost = gmacs(model, (height, width), channels)
-    except (RuntimeError, NotImplementedError):  # likewise: a forward that reads values
+    except (RuntimeError, NotImplementedError):  # a few forwards read values of tensors, which meta tensors lack
         cost = None
     return ModelCost(parameter_count(model), cost, (height, width))
 

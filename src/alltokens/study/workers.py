@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as processes
 
-from alltokens.engine.signals import end_with_parent
+from alltokens.engine.signals import end_with_parent, how_it_ended
 from alltokens.errors import TrainingStopped
 from alltokens.study.queue import Queue
 from alltokens.study.results import Result
@@ -101,10 +101,7 @@ class _Worker:
         self.send(None if self.job is None else (self.job, left))
 
     def fate(self, job: Job) -> Result:
-        self.process.join(10)
-        code = self.process.exitcode
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        return failed(job, f"its process ended {how}")
+        return failed(job, how_it_ended(self.process))
 
     def end(self) -> None:
         if self.job is None:  # it was told to leave

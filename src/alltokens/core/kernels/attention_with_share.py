@@ -146,7 +146,7 @@ attention_with_share.register_autograd(_backward, setup_context=_keep)
 
 
 class _OnCpu(torch.autograd.Function):
-    """The same, without what `register_autograd` wraps around it: on a CPU that costs as much as the share."""
+    """The same, without what `register_autograd` wraps around it: Python that a CPU has to run, too."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
 """The Triton kernel of `alltokens::merge_entries`: every entry of a row against every other, in registers.
 
 A warp has some entries, one or a few a lane, and goes past all of the row, one at a time. Tiles of entries against
-entries cost ten times as much: they are summed across lanes.
+entries would have to be summed across lanes.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
