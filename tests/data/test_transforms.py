@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -164,6 +165,7 @@ def test_crops_are_distributed_as_timm_s(size):
     scale, ratio = (0.08, 1.0), (3 / 4, 4 / 3)
     ours = draw_crop(np.full(count, height), np.full(count, width), scale, ratio, rng)
     picture = Image.new("RGB", size)
+    random.seed(0)  # timm draws from it
     theirs = np.array([RandomResizedCropAndInterpolation.get_params(picture, scale, ratio) for _ in range(count)])
     top, left, tall, wide = theirs.T.astype(float)
     mine = {"left": ours[:, 0], "top": ours[:, 1], "width": ours[:, 2], "height": ours[:, 3]}
@@ -207,6 +209,7 @@ def test_erased_boxes_are_distributed_as_timm_s():
     boxes = draw_erasing(transform.augmentation, count, np.random.default_rng(0))
     ours = (boxes[..., 1] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 2])  # (n, 2)
     erase = RandomErasing(0.5, mode="const", max_count=2, device="cpu")
+    random.seed(0)  # timm draws from it
     theirs = np.array([side**2 - float(erase(torch.ones(1, side, side)).sum()) for _ in range(count)])
     covered = np.zeros(count)
     for number, picture in enumerate(boxes):
